@@ -1,0 +1,213 @@
+"""DFlash v1 drafters in z-lab's format: `config.json` as facts, plus checked tensors."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoint.facts import Facts, brief
+from dflash_trt.checkpoint.model_facts import (
+    Sizes,
+    read_attention,
+    read_sizes,
+    read_windows,
+    refuse_quantized,
+)
+from dflash_trt.checkpoint.safetensors import SafetensorsSource
+from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, drafter_shapes
+from dflash_trt.checkpoint.target import config_facts
+from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
+from dflash_trt.checkpoint.variants import first, refuse_foreign_config, refuse_foreign_tensors
+from dflash_trt.config import DrafterConfig, LayerMask
+from dflash_trt.errors import BadTensor, UnsupportedArchitecture
+
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+# Keys of `dflash_config` that this room reads; `mask_token` is only the id's name.
+KNOWN_KEYS = frozenset(
+    {
+        "target_layer_ids", "mask_token_id", "mask_token", "block_size", "causal", "use_swa",
+        "swa_window_size", "input_embedding_scale", "output_multiplier",
+        "final_logit_softcapping", "target_hidden_size", "num_target_layers", "projector_type",
+        "draft_vocab_size", "attention_sink_bias", "attention_value_scale", "logit_scale",
+        "is_neox_style", "rope_is_neox_style", "use_aux_hidden_state", "sample_from_anchor",
+        "mrope_section",
+    }
+)  # fmt: skip
+_ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq")
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A drafter that was read and whose tensors fit its config; `notes` are for the user."""
+
+    config: DrafterConfig
+    source: TensorSource
+    notes: tuple[str, ...]
+
+
+def open_drafter(path: Path) -> Drafter:
+    """Read a drafter's facts and check its tensors; no weight bytes are read.
+
+    Raises a `CheckpointError` that names the file and the key or tensor.
+    """
+    if path.is_file():
+        raise UnsupportedArchitecture(
+            f"{path}: a drafter must be a folder with config.json and safetensors; "
+            "GGUF drafters are not supported",
+            "use the original drafter from the Hub",
+        )
+    notes: list[str] = []
+    facts = config_facts(path, notes)
+    refuse_foreign_config(facts)
+    refuse_quantized(facts)
+    sidecars = sorted(path.glob("mask_embedding*"))
+    if sidecars:
+        raise UnsupportedArchitecture(
+            f"{sidecars[0]}: a mask embedding in a side file is not supported"
+        )
+    source = _plain_names(SafetensorsSource(path))
+    refuse_foreign_tensors(source, source.names())
+    config = _config(facts, source)
+    check_layer_count(config.num_layers, source)
+    check_shapes(drafter_shapes(config), source)
+    for key in unused_keys(facts.data):
+        facts.note(f"dflash_config.{brief(key)[1:-1]} is not used")
+    return Drafter(config, source, tuple(notes))
+
+
+def read_drafter_config(path: Path) -> DrafterConfig:
+    """Only the facts of `open_drafter`; what the user should know goes to `warnings`."""
+    drafter = open_drafter(path)
+    for note in drafter.notes:
+        warnings.warn(note, stacklevel=2)
+    return drafter.config
+
+
+def unused_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of `dflash_config` that nothing here reads, in file order."""
+    nested = config.get("dflash_config")
+    if not isinstance(nested, Mapping):
+        return ()
+    return tuple(key for key in nested if key not in KNOWN_KEYS)
+
+
+def _plain_names(source: TensorSource) -> TensorSource:
+    """Without the optional `model.` prefix and without rotary tables, which the config implies."""
+    stored: dict[str, str] = {}
+    for name in source.names():
+        plain = name.removeprefix("model.")
+        if _ROTARY_BUFFER.fullmatch(plain):
+            continue
+        if plain in stored:
+            raise BadTensor(f"{source.path}: has both {plain} and model.{plain}")
+        stored[plain] = name
+    return RenamedSource(source, stored)
+
+
+def _config(facts: Facts, source: TensorSource) -> DrafterConfig:
+    sizes = read_sizes(facts)
+    block_size = _both(facts, "block_size").integer("block_size", low=2, high=1024)
+    names = source.names()
+    softcap = first(facts, "final_logit_softcapping")
+    cap = (
+        softcap.number("final_logit_softcapping", low=-1e300)
+        if softcap.has("final_logit_softcapping")
+        else 0.0
+    )
+    target_hidden = first(facts, "target_hidden_size")
+    return DrafterConfig(
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_layers=sizes.num_layers,
+        rms_norm_eps=sizes.rms_norm_eps,
+        max_position_embeddings=sizes.max_position_embeddings,
+        attention=read_attention(facts, qk_norm=True),
+        masks=_masks(facts, sizes, block_size),
+        block_size=block_size,
+        mask_token_id=_both(facts, "mask_token_id").integer("mask_token_id", low=0),
+        target_layer_ids=_layer_ids(facts),
+        num_target_layers=first(facts, "num_target_layers").optional_integer(
+            "num_target_layers", low=1
+        ),
+        # The reference makes fc that wide when the key is absent; fc's shape is checked after.
+        target_hidden_size=target_hidden.optional_integer("target_hidden_size", low=1)
+        or sizes.hidden_size,
+        own_embedding=EMBEDDING in names,
+        own_lm_head=LM_HEAD in names,
+        input_embedding_scale=_scale(facts, "input_embedding_scale"),
+        output_multiplier=_scale(facts, "output_multiplier"),
+        final_logit_softcapping=cap if cap > 0 else None,  # the reference's own rule
+    )
+
+
+def _both(facts: Facts, key: str) -> Facts:
+    """Like `first`, with a note when `dflash_config` and the top level differ."""
+    place = first(facts, key)
+    if place is not facts and facts.has(key) and facts.get(key) != place.get(key):
+        facts.note(
+            f"{key} is {brief(facts.get(key))} at top level and {brief(place.get(key))} in "
+            "dflash_config; the latter is used"
+        )
+    return place
+
+
+def _scale(facts: Facts, key: str) -> float:
+    place = first(facts, key)
+    return place.number(key) if place.has(key) else 1.0
+
+
+def _layer_ids(facts: Facts) -> tuple[int, ...]:
+    """Whose outputs the drafter sees, in the order of fc's column blocks. Never guessed."""
+    place = _both(facts, "target_layer_ids")
+    if not place.has("target_layer_ids"):
+        facts.fail(
+            "dflash_config.target_layer_ids",
+            "is missing",
+            "other tools guess the layers; a wrong guess drafts badly in silence",
+        )
+    ids = place.integers("target_layer_ids")
+    if len(set(ids)) != len(ids):
+        place.fail("target_layer_ids", f"{list(ids)} has an id twice")
+    return ids
+
+
+def _masks(facts: Facts, sizes: Sizes, block_size: int) -> tuple[LayerMask, ...]:
+    """Per layer: explicit causality for all, else causal exactly where the layer is sliding."""
+    dflash = facts.section("dflash_config")
+    causal = _causality(facts, dflash)
+    layers = read_windows(facts, sizes.num_layers)
+    if dflash.flag("use_swa", default=False):
+        window = dflash.integer("swa_window_size")
+        for slides, other in layers:
+            if slides and other != window:
+                dflash.fail("swa_window_size", f"is {window}, but sliding_window is {other}")
+        masks = tuple(LayerMask(causal is True, window) for _ in layers)
+    else:
+        masks = tuple(
+            LayerMask(slides if causal is None else causal, window) for slides, window in layers
+        )
+    for mask in masks:
+        if mask.window is not None and mask.window < block_size:
+            raise facts.error(
+                f"sliding window {mask.window} is smaller than block_size {block_size}",
+                "block tokens must see each other",
+            )
+    return masks
+
+
+def _causality(facts: Facts, dflash: Facts) -> bool | None:
+    stated = {
+        place.flag(key, default=False)
+        for place, key in ((facts, "is_causal"), (dflash, "causal"))
+        if place.has(key)
+    }
+    if len(stated) > 1:
+        facts.fail("is_causal", "and dflash_config.causal contradict each other")
+    return stated.pop() if stated else None

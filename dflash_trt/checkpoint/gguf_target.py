@@ -1,0 +1,204 @@
+"""GGUF metadata of a target model as `TargetConfig`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.checkpoint.facts import MAX_LAYERS, Facts, brief
+from dflash_trt.checkpoint.gguf import ROPE_TABLE, GgufSource, RotatedRows
+from dflash_trt.checkpoint.gguf_header import GgufHeader, read_header
+from dflash_trt.checkpoint.model_facts import checked_attention, divided_head_dim
+from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
+from dflash_trt.config import AttentionConfig, LayerMask, RopeConfig, TargetConfig
+from dflash_trt.errors import BadTensor, UnsupportedArchitecture
+
+# Architecture -> (per-head q/k norm, q and k rows permuted by the converter).
+ARCHITECTURES = {"llama": (False, True), "qwen3": (True, False)}
+
+# Keys whose non-zero value changes the arithmetic in a way that we do not reproduce.
+REFUSED_KEYS = (
+    "expert_count",
+    "attention.sliding_window",
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.scale_linear",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+)
+NEUTRAL_ONE = ("rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
+               "rope.scaling.yarn_ext_factor", "logit_scale", "residual_scale",
+               "embedding_scale")  # fmt: skip
+
+
+def open_gguf(path: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
+    """Facts and tensors of a GGUF target. Raises `CheckpointError` naming key or tensor."""
+    header = read_header(path)
+    facts = Facts(path, header.metadata, notes=notes)
+    arch = facts.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise UnsupportedArchitecture(
+            f"{path}: general.architecture is {brief(arch)}, which is not a supported target",
+            f"supported GGUF architectures: {', '.join(ARCHITECTURES)}",
+        )
+    _refuse_variants(facts, arch)
+    qk_norm, permuted = ARCHITECTURES[arch]
+    num_heads = facts.integer(f"{arch}.attention.head_count", high=65_536)
+    num_kv_heads = facts.integer(f"{arch}.attention.head_count_kv", high=65_536)
+    head_dim = _head_dim(facts, arch, num_heads)
+    source = GgufSource(
+        header, RotatedRows(num_heads, num_kv_heads, head_dim) if permuted else None
+    )
+    rope = _rope(facts, arch, head_dim, source)
+    biases = (_has(header, "blk.0.attn_q.bias"), _has(header, "blk.0.attn_output.bias"))
+    attention = checked_attention(
+        facts, num_heads, num_kv_heads, head_dim, qk_norm, biases, rope
+    )
+    config = _config(facts, arch, header, attention)
+    named = {name: name for name in source.names() if name != ROPE_TABLE}
+    return config, RenamedSource(source, named)
+
+
+def _config(
+    facts: Facts, arch: str, header: GgufHeader, attention: AttentionConfig
+) -> TargetConfig:
+    num_layers = facts.integer(f"{arch}.block_count", high=MAX_LAYERS)
+    vocab_size = _vocab_size(facts, arch, header)
+    return TargetConfig(
+        family=arch,
+        vocab_size=vocab_size,
+        hidden_size=facts.integer(f"{arch}.embedding_length"),
+        intermediate_size=facts.integer(f"{arch}.feed_forward_length"),
+        num_layers=num_layers,
+        rms_norm_eps=facts.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        max_position_embeddings=facts.integer(f"{arch}.context_length"),
+        tie_word_embeddings=not _has(header, "output.weight"),
+        mlp_bias=_has(header, "blk.0.ffn_gate.bias"),
+        attention=attention,
+        masks=(LayerMask(causal=True),) * num_layers,
+        eos_token_ids=_eos_ids(facts, vocab_size),
+        bos_token_id=facts.optional_integer(
+            "tokenizer.ggml.bos_token_id", high=vocab_size - 1
+        ),
+    )
+
+
+def _has(header: GgufHeader, name: str) -> bool:
+    return name in header.tensors
+
+
+def _refuse_variants(facts: Facts, arch: str) -> None:
+    if facts.has("split.count") and facts.integer("split.count", low=0) > 1:
+        raise UnsupportedArchitecture(
+            f"{facts.path}: is one of {facts.get('split.count')} parts of a split GGUF",
+            "join them with llama.cpp's `llama-gguf-split --merge`",
+        )
+    for key in REFUSED_KEYS:
+        value = facts.get(f"{arch}.{key}")
+        if value is None or value == 0 or (value == 1 and key in NEUTRAL_ONE):
+            continue
+        raise UnsupportedArchitecture(
+            f"{facts.path}: {arch}.{key} {brief(value)} is not supported"
+        )
+
+
+def _head_dim(facts: Facts, arch: str, num_heads: int) -> int:
+    key, rotary = f"{arch}.attention.key_length", f"{arch}.rope.dimension_count"
+    if facts.has(key):
+        head_dim = facts.integer(key, high=65_536)
+    elif facts.has(rotary):
+        head_dim = facts.integer(rotary, high=65_536)
+    else:
+        head_dim = divided_head_dim(facts, facts.integer(f"{arch}.embedding_length"), num_heads)
+    if facts.has(rotary) and facts.integer(rotary, high=65_536) != head_dim:
+        raise UnsupportedArchitecture(
+            f"{facts.path}: {rotary} {facts.get(rotary)} differs from head_dim {head_dim}: "
+            "partial rotary embedding is not supported"
+        )
+    value_key = f"{arch}.attention.value_length"
+    if facts.has(value_key) and facts.integer(value_key, high=65_536) != head_dim:
+        raise UnsupportedArchitecture(
+            f"{facts.path}: {value_key} {facts.get(value_key)} differs from head_dim {head_dim}"
+        )
+    return head_dim
+
+
+def _rope(facts: Facts, arch: str, head_dim: int, source: GgufSource) -> RopeConfig:
+    theta = facts.number(f"{arch}.rope.freq_base")
+    kind_key, factor_key = f"{arch}.rope.scaling.type", f"{arch}.rope.scaling.factor"
+    has_factor = facts.has(factor_key) and facts.get(factor_key) != 0
+    # llama.cpp reads a factor without a type as linear.
+    kind = facts.text(kind_key) if facts.has(kind_key) else ("linear" if has_factor else "none")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedArchitecture(
+            f"{facts.path}: {kind_key} {brief(kind)} is not supported",
+            "supported: none, linear, yarn",
+        )
+    if ROPE_TABLE in source.names():
+        if kind != "none":
+            raise UnsupportedArchitecture(
+                f"{facts.path}: {kind_key} {kind} together with tensor rope_freqs is not supported"
+            )
+        return _table(theta, head_dim, source)
+    if kind == "none":
+        return RopeConfig(theta)
+    factor = facts.number(factor_key)
+    if kind == "linear":
+        return RopeConfig(theta, "linear", {"factor": factor})
+    params: dict[str, float | int] = {
+        "factor": factor,
+        "original_max_position_embeddings": facts.integer(
+            f"{arch}.rope.scaling.original_context_length"
+        ),
+    }
+    for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if facts.has(f"{arch}.rope.scaling.{theirs}"):
+            params[ours] = facts.number(f"{arch}.rope.scaling.{theirs}")
+    return RopeConfig(theta, "yarn", params)
+
+
+def _table(theta: float, head_dim: int, source: GgufSource) -> RopeConfig:
+    info = source.info(ROPE_TABLE)
+    if info.shape != (head_dim // 2,):
+        raise BadTensor(
+            f"{info.file}: tensor {ROPE_TABLE} has shape {list(info.shape)}, "
+            f"expected [{head_dim // 2}]"
+        )
+    divisors = source.read(ROPE_TABLE)
+    if not (np.isfinite(divisors).all() and (divisors > 0).all()):
+        raise BadTensor(f"{info.file}: tensor {ROPE_TABLE} has a divisor that is not positive")
+    return RopeConfig(theta, "table", {"divisors": tuple(float(value) for value in divisors)})
+
+
+def _vocab_size(facts: Facts, arch: str, header: GgufHeader) -> int:
+    """The embedding's rows: metadata may leave the size out, and must not contradict them."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise BadTensor(f"{facts.path}: tensor token_embd.weight is missing or not a matrix")
+    rows = embedding.shape[0]
+    declared = facts.optional_integer(f"{arch}.vocab_size")
+    if declared not in (None, rows):
+        raise BadTensor(
+            f"{facts.path}: tensor token_embd.weight has {rows} rows, "
+            f"but {arch}.vocab_size is {declared}"
+        )
+    return rows
+
+
+def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
+    ids: dict[int, None] = {}
+    for name in ("eos", "eot", "eom"):
+        value = facts.optional_integer(f"tokenizer.ggml.{name}_token_id", high=vocab_size - 1)
+        if value is not None:
+            ids[value] = None
+    if not ids:
+        facts.note("names no eos token: generation ends only at its length limit")
+    return tuple(ids)

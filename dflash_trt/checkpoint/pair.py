@@ -1,0 +1,100 @@
+"""A target and a drafter read together, checked to belong together, and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.checkpoint.drafter import open_drafter
+from dflash_trt.checkpoint.target import open_target
+from dflash_trt.checkpoint.tensors import TensorSource
+from dflash_trt.checkpoint.weights import PairWeights
+from dflash_trt.config import DrafterConfig, PairConfig, TargetConfig
+from dflash_trt.errors import PairMismatch
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Everything read from two checkpoints; `warnings` are one-line remarks for the user."""
+
+    config: PairConfig
+    target_source: TensorSource
+    drafter_source: TensorSource
+    warnings: tuple[str, ...]
+
+    def weights(self) -> PairWeights:
+        """Both models' tensors under the names of the step graph."""
+        return PairWeights(self.config, self.target_source, self.drafter_source)
+
+
+def read_pair(target: Path, drafter: Path) -> Pair:
+    """Read both checkpoints and check that they belong together; no weight bytes are read.
+
+    Raises `CheckpointError` for a bad checkpoint, `PairMismatch` for two that do not fit.
+    """
+    read_target, read_drafter = open_target(target), open_drafter(drafter)
+    remarks = check_pair(read_target.config, read_drafter.config)
+    return Pair(
+        PairConfig(read_target.config, read_drafter.config),
+        read_target.source,
+        read_drafter.source,
+        (*read_target.notes, *read_drafter.notes, *remarks),
+    )
+
+
+def check_pair(target: TargetConfig, drafter: DrafterConfig) -> tuple[str, ...]:
+    """Remarks about a pair that fits. Raises `PairMismatch` naming both sides' numbers."""
+    _equal("target_hidden_size", drafter.target_hidden_size, "hidden_size", target.hidden_size)
+    shares = not (drafter.own_embedding and drafter.own_lm_head)
+    if shares:
+        _equal("hidden_size", drafter.hidden_size, "hidden_size", target.hidden_size)
+    # Draft ids are compared with the target's, so even an own head must count the same ids.
+    _equal("vocab_size", drafter.vocab_size, "vocab_size", target.vocab_size)
+    if drafter.num_target_layers is not None:
+        _equal(
+            "num_target_layers", drafter.num_target_layers, "num_hidden_layers", target.num_layers
+        )
+    _check_layer_ids(target, drafter)
+    if drafter.mask_token_id >= target.vocab_size:
+        raise PairMismatch(
+            f"drafter mask_token_id {drafter.mask_token_id} is outside the target's embedding "
+            f"of {target.vocab_size} rows",
+            "the drafter belongs to a target with a larger embedding",
+        )
+    if target.num_layers - 1 in drafter.target_layer_ids:
+        return (
+            f"drafter taps the last target layer ({target.num_layers - 1}): its output is taken "
+            "before the final norm, which not every training tool does",
+        )
+    return ()
+
+
+def check_block(config: PairConfig, block: int) -> None:
+    """Refuse a block size that the drafter was not trained for. Raises `PairMismatch`."""
+    trained = config.drafter.block_size
+    if not 2 <= block <= trained:
+        raise PairMismatch(
+            f"block {block} was asked for, but the drafter was trained with block {trained}",
+            f"choose a block in 2..{trained}",
+        )
+
+
+def _equal(drafter_key: str, drafter: int, target_key: str, target: int) -> None:
+    if drafter != target:
+        raise PairMismatch(
+            f"drafter {drafter_key} {drafter} differs from target {target_key} {target}",
+            "this drafter was trained for another target",
+        )
+
+
+def _check_layer_ids(target: TargetConfig, drafter: DrafterConfig) -> None:
+    ids, last = drafter.target_layer_ids, target.num_layers - 1
+    outside = [layer for layer in ids if not 0 <= layer <= last]
+    if outside:
+        raise PairMismatch(
+            f"drafter target_layer_ids {list(ids)}: {outside[0]} is not a layer of the target, "
+            f"which has layers 0..{last}",
+            "this drafter was trained for another target",
+        )
+    if len(set(ids)) != len(ids):
+        raise PairMismatch(f"drafter target_layer_ids {list(ids)} has an id twice")

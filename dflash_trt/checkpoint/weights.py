@@ -1,0 +1,90 @@
+"""Both models' tensors under one set of names, with shared tensors resolved to their owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from dflash_trt.checkpoint.tensors import FloatArray, Q4Blocks, TensorInfo, TensorSource, shown
+from dflash_trt.config import PairConfig
+from dflash_trt.errors import MissingTensor
+
+TARGET, DRAFTER = "target.", "drafter."
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+class PairWeights:
+    """A `TensorSource` of names `target.NAME` and `drafter.NAME`, NAME without `model.`.
+
+    `target.lm_head.weight`, `drafter.embed_tokens.weight` and `drafter.lm_head.weight` can
+    always be asked for: where the tensor is shared they are other names of the owner's.
+    """
+
+    def __init__(self, config: PairConfig, target: TensorSource, drafter: TensorSource) -> None:
+        self._target, self._drafter = target, drafter
+        tied = config.target.tie_word_embeddings
+        self._stored = {
+            TARGET + name.removeprefix("model."): name
+            for name in target.names()
+            if not (tied and name == LM_HEAD)
+        }
+        self._stored |= {DRAFTER + name: name for name in drafter.names()}
+        head = TARGET + (EMBEDDING if tied else LM_HEAD)
+        self._aliases: dict[str, str] = {}
+        if tied:
+            self._aliases[TARGET + LM_HEAD] = head
+        if not config.drafter.own_embedding:
+            self._aliases[DRAFTER + EMBEDDING] = TARGET + EMBEDDING
+        if not config.drafter.own_lm_head:
+            self._aliases[DRAFTER + LM_HEAD] = head
+
+    @property
+    def path(self) -> Path:
+        """The target's file or folder."""
+        return self._target.path
+
+    def names(self) -> list[str]:
+        """Canonical names only, the target's first; aliases are not listed."""
+        return list(self._stored)
+
+    def canonical(self, name: str) -> str:
+        """The name of the tensor that `name` stands for. Raises `MissingTensor`."""
+        resolved = self._aliases.get(name, name)
+        if resolved not in self._stored:
+            raise MissingTensor(f"{self._side(name).path}: tensor {shown(name)} is missing")
+        return resolved
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and type of one tensor, under its canonical name."""
+        source, stored, resolved = self._find(name)
+        info = source.info(stored)
+        return TensorInfo(resolved, info.shape, info.dtype, info.file)
+
+    def read(self, name: str) -> FloatArray:
+        """The tensor as float32, C-contiguous."""
+        source, stored, _ = self._find(name)
+        return source.read(stored)
+
+    def read_rows(self, name: str, start: int, stop: int) -> FloatArray:
+        """Rows `start:stop` of the first axis, as float32."""
+        source, stored, _ = self._find(name)
+        return source.read_rows(stored, start, stop)
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """The tensor in its stored type."""
+        source, stored, _ = self._find(name)
+        return source.raw(stored)
+
+    def q4_blocks(self, name: str) -> Q4Blocks | None:
+        """The tensor's 4-bit blocks, or None."""
+        source, stored, _ = self._find(name)
+        return source.q4_blocks(stored)
+
+    def _find(self, name: str) -> tuple[TensorSource, str, str]:
+        resolved = self.canonical(name)
+        return self._side(resolved), self._stored[resolved], resolved
+
+    def _side(self, name: str) -> TensorSource:
+        return self._drafter if name.startswith(DRAFTER) else self._target

@@ -1,0 +1,171 @@
+"""Facts of a target and drafter, and the choices of a build; frozen, validated, JSON both ways.
+
+Facts are read from checkpoints and never defaulted; choices come from flags and recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dflash_trt.errors import ConfigError
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one model, half-split (NeoX) layout, over the whole head.
+
+    `kind` names the frequency rule as Hugging Face does (`rope_type`); `params` holds exactly the
+    fields that rule needs, e.g. llama3: factor, low_freq_factor, high_freq_factor,
+    original_max_position_embeddings; yarn: factor, original_max_position_embeddings and optional
+    attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim, truncate; linear: factor;
+    table: divisors (a tuple of head_dim/2 floats, GGUF's `rope_freqs`).
+    """
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn", "table"] = "default"
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Shape and rules of one model's attention: the same in all its layers but for the mask."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    rope: RopeConfig
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} is odd: rotary embedding needs an even one")
+
+
+@dataclass(frozen=True)
+class LayerMask:
+    """Which keys a layer's queries see: `causal` inside the block, `window` keys back (None: all)."""
+
+    causal: bool
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Facts of the target model (families `qwen3`, `llama`)."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    mlp_bias: bool
+    attention: AttentionConfig
+    masks: tuple[LayerMask, ...]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Facts of a DFlash v1 drafter. `block_size` counts the anchor: K-1 drafts per block."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    attention: AttentionConfig
+    masks: tuple[LayerMask, ...]
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    target_hidden_size: int
+    own_embedding: bool
+    own_lm_head: bool
+    input_embedding_scale: float
+    output_multiplier: float
+    final_logit_softcapping: float | None
+
+
+@dataclass(frozen=True)
+class PairConfig:
+    """A target and a drafter that were checked together (`checkpoint.pair`)."""
+
+    target: TargetConfig
+    drafter: DrafterConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and dicts, as stored in the engine directory."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PairConfig:
+        """Inverse of `to_json`. Raises `ConfigError` when a field is missing, unknown or mistyped."""
+        try:
+            return cls(
+                target=_model_from_json(TargetConfig, data["target"]),
+                drafter=_model_from_json(DrafterConfig, data["drafter"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"the pair's facts cannot be read: {error}") from error
+
+
+def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:
+    fields = dict(data)
+    attention = dict(fields["attention"])
+    attention["rope"] = RopeConfig(**attention["rope"])
+    fields["attention"] = AttentionConfig(**attention)
+    fields["masks"] = tuple(LayerMask(**mask) for mask in fields["masks"])
+    for name in ("eos_token_ids", "target_layer_ids"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    return cls(**fields)
+
+
+PRECISIONS = ("fp32", "int4")
+
+
+@dataclass(frozen=True)
+class BuildChoices:
+    """What the user chooses for an engine. Flags and recipe fields are these fields.
+
+    `block` counts the anchor; `max_seq_len` counts prompt and generated tokens of one request.
+    """
+
+    block: int
+    max_seq_len: int
+    precision: str = "fp32"
+    max_slots: int = 4
+    prefill_chunk: int = 256
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        for name, low, high in (
+            ("block", 2, 64),
+            ("max_seq_len", 2, 1 << 20),
+            ("max_slots", 1, 256),
+            ("prefill_chunk", 1, 8192),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}")
+            if not low <= value <= high:
+                raise ConfigError(f"{name} is {value}, allowed are {low} to {high}")

@@ -1,0 +1,81 @@
+"""Names, dims and types of the step graph's inputs and outputs: the one place that both halves read.
+
+The build half declares the graph with these names; the run half binds memory to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_trt.config import AttentionConfig, PairConfig
+
+# Named dims. The letters are those of the shape comments.
+SLOTS = "slots"  # B: rows of the step, each one a slot
+STEP_TOKENS = "step_tokens"  # S: columns of the step
+CAPACITY = "capacity"  # C: rows of every cache
+VERIFY_ROWS = "verify_rows"  # R = min(S, K): rows whose logits are read
+BLOCK_ROWS = "block_rows"  # K, or 0 in a step that only verifies
+DRAFT_ROWS = "draft_rows"  # block rows whose logits are read, at most K - 1
+KV_ROWS = "kv_rows"  # S + block_rows: rows that a step writes into a drafter cache
+NEXT_TOKENS = "next_width"  # 1 + draft_rows
+
+# Inputs.
+TOKENS = "tokens"  # int32 [B, S]: a prompt chunk, or [anchor, d1, ..]
+LENGTH = "length"  # int32 [B]: tokens already committed; token i of a row sits at length + i
+COUNT = "count"  # int32 [B]: valid tokens of the row, 0 for an idle row
+KNOWN = "known"  # int32 [B]: leading tokens committed without question
+BLOCK_OFFSETS = "block_offsets"  # int32 [block_rows]: 0..K-1, or empty to draft nothing
+DRAFT_OFFSETS = "draft_offsets"  # int32 [draft_rows]: the block rows to read drafts from, 1..
+TEMPERATURE = "temperature"  # float32 [B]: 0 is greedy
+TOP_K = "top_k"  # int32 [B]: 0 is off
+TOP_P = "top_p"  # float32 [B]: 1 is off
+SEED = "seed"  # int64 [B]
+
+# Outputs.
+COMMITTED = "committed"  # int32 [B]: known + num_accepted
+NEXT = "next_tokens"  # int32 [B, 1 + draft_rows]: [bonus, d1, ..], the next step's row
+UPDATED = "updated_"  # prefix of a cache's output name; bound to the memory of the input
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """One key or value cache: [slots, num_heads, capacity, head_dim] in the activation type."""
+
+    name: str
+    num_heads: int
+    head_dim: int
+
+    @property
+    def output(self) -> str:
+        """Name of the graph output that aliases this cache."""
+        return UPDATED + self.name
+
+
+def target_caches(pair: PairConfig) -> list[tuple[CacheSpec, CacheSpec]]:
+    """(key, value) cache of each target layer."""
+    return _caches("target", pair.target.num_layers, pair.target.attention)
+
+
+def draft_caches(pair: PairConfig) -> list[tuple[CacheSpec, CacheSpec]]:
+    """(key, value) cache of each drafter layer."""
+    return _caches("draft", pair.drafter.num_layers, pair.drafter.attention)
+
+
+def all_caches(pair: PairConfig) -> list[CacheSpec]:
+    """Every cache, in the order of the graph's inputs."""
+    return [spec for kv in target_caches(pair) + draft_caches(pair) for spec in kv]
+
+
+def cache_rows(max_seq_len: int, block: int) -> int:
+    """Rows a cache needs: a step may write a verify block and a draft block past the last token."""
+    return max_seq_len + 2 * block
+
+
+def _caches(
+    model: str, num_layers: int, attention: AttentionConfig
+) -> list[tuple[CacheSpec, CacheSpec]]:
+    def spec(kind: str, layer: int) -> CacheSpec:
+        name = f"{model}_{kind}_{layer}"
+        return CacheSpec(name, attention.num_kv_heads, attention.head_dim)
+
+    return [(spec("k", layer), spec("v", layer)) for layer in range(num_layers)]

@@ -1,0 +1,250 @@
+"""The engine directory: what `build` writes and everything else loads. docs/engine-format.md.
+
+`config.json` is written last: a directory without it is not an engine, however far a build came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.config import BuildChoices, PairConfig
+from dflash_trt.errors import BuildError, ConfigError, EngineDirError
+
+FORMAT = "dflash-trt"
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+MODEL = "step.onnx"
+WEIGHTS = "weights.bin"
+REBUILD = "build the engine again"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything needed to run an engine besides the files that `config.json` stands beside."""
+
+    backend: str  # "onnxruntime"
+    choices: BuildChoices
+    pair: PairConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "backend": self.backend,
+            "choices": dataclasses.asdict(self.choices),
+            "pair": self.pair.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], where: Path) -> EngineConfig:
+        """Inverse of `to_json`. Raises `EngineDirError` naming the file."""
+        if data.get("format") != FORMAT:
+            raise EngineDirError(f"{where} is not the config of a dflash-trt engine")
+        if data.get("format_version") != FORMAT_VERSION:
+            raise EngineDirError(
+                f"{where} has engine format version {data.get('format_version')!r}, "
+                f"this program reads version {FORMAT_VERSION}",
+                hint=REBUILD,
+            )
+        try:
+            return cls(
+                backend=data["backend"],
+                choices=BuildChoices(**data["choices"]),
+                pair=PairConfig.from_json(data["pair"]),
+            )
+        except (KeyError, TypeError, ConfigError) as error:
+            raise EngineDirError(f"{where} cannot be read: {error}", hint=REBUILD) from error
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """An engine directory that was opened and checked."""
+
+    path: Path
+    config: EngineConfig
+    manifest: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The step graph."""
+        return self.path / MODEL
+
+
+def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
+    """Open an engine directory; every listed file must be there, whole and unchanged.
+
+    Raises `EngineDirError` that names the file. `check_hashes=False` compares sizes only.
+    """
+    if not path.is_dir():
+        raise EngineDirError(f"{path} is not a folder", hint="give the folder that build wrote")
+    if not (path / CONFIG).is_file():
+        raise EngineDirError(
+            f"{path} has no {CONFIG}: it is not an engine, or its build did not finish",
+            hint="run dflash-trt build again",
+        )
+    config_bytes = _read(path / CONFIG)
+    config = EngineConfig.from_json(_parse(config_bytes, path / CONFIG), path / CONFIG)
+    manifest = _parse(_read(path / MANIFEST), path / MANIFEST)
+    files = manifest.get("files")
+    if not isinstance(files, dict) or CONFIG not in files or MODEL not in files:
+        raise EngineDirError(f"{path / MANIFEST} lists no files", hint=REBUILD)
+    for name, entry in files.items():
+        _check_file(path, name, entry, check_hashes or name == CONFIG)
+    return EngineDir(path, config, manifest)
+
+
+def _check_file(path: Path, name: str, entry: dict[str, Any], check_hash: bool) -> None:
+    if Path(name).name != name:
+        raise EngineDirError(f"{path / MANIFEST} names {name!r}, which is not a plain file name")
+    file = path / name
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise EngineDirError(f"{file} is missing", hint=REBUILD) from error
+    if size != entry.get("bytes"):
+        raise EngineDirError(
+            f"{file} has {size} bytes, the manifest says {entry.get('bytes')}", hint=REBUILD
+        )
+    if check_hash and sha256(file) != entry.get("sha256"):
+        raise EngineDirError(f"{file} is not the file that was built: its SHA-256 differs",
+                             hint=REBUILD)  # fmt: skip
+
+
+def sha256(file: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def writing_engine(
+    path: Path, config: EngineConfig, manifest: dict[str, Any], *, force: bool
+) -> Iterator[Path]:
+    """A temporary folder beside `path` to write files into; on leaving it becomes the engine.
+
+    On any error nothing is left. Raises `BuildError` when `path` exists (unless `force` and it is
+    an engine), or when the disk is full or not writable.
+    """
+    path = path.absolute()
+    _refuse_existing(path, force)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    except OSError as error:
+        raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
+    try:
+        try:
+            yield temporary
+            _finish(temporary, path, config, manifest, force)
+        except OSError as error:
+            raise BuildError(
+                f"writing {path} failed: {error.strerror or error}",
+                hint="free space or choose another output folder; nothing was left behind",
+            ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_existing(path: Path, force: bool) -> None:
+    if not path.exists():
+        return
+    if not force:
+        raise BuildError(f"{path} exists", hint="pass --force to replace it, or another --output")
+    if not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
+        raise BuildError(
+            f"{path} exists and is not an engine: --force does not replace it",
+            hint="choose another --output",
+        )
+
+
+def _finish(
+    temporary: Path, path: Path, config: EngineConfig, manifest: dict[str, Any], force: bool
+) -> None:
+    config_bytes = _dump(config.to_json())
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        for file in sorted(temporary.iterdir())
+    }
+    files[CONFIG] = {
+        "bytes": len(config_bytes),
+        "sha256": hashlib.sha256(config_bytes).hexdigest(),
+    }
+    (temporary / MANIFEST).write_bytes(_dump({**manifest, "files": files}))
+    for file in temporary.iterdir():
+        _sync(file)
+    temporary.chmod(0o755)  # mkdtemp makes it private
+    _refuse_existing(path, force)
+    with _set_aside(path):
+        temporary.rename(path)
+        try:
+            _write_config(path, config_bytes)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def _set_aside(path: Path) -> Iterator[None]:
+    """Move what stands at `path` out of the way; bring it back if the new engine fails."""
+    if not path.exists():
+        yield
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.replaced-", dir=path.parent))
+    path.rename(old / path.name)
+    try:
+        yield
+    except BaseException:
+        (old / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_config(path: Path, content: bytes) -> None:
+    draft = path / f".{CONFIG}"
+    draft.write_bytes(content)
+    _sync(draft)
+    draft.rename(path / CONFIG)
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise EngineDirError(f"{file} cannot be read: {error.strerror}", hint=REBUILD) from error
+
+
+def _parse(content: bytes, file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise EngineDirError(f"{file} is not JSON: {error}", hint=REBUILD) from error
+    if not isinstance(data, dict):
+        raise EngineDirError(f"{file} is not a JSON object", hint=REBUILD)
+    return data

@@ -1,0 +1,80 @@
+"""Every error a user can cause, each with one line that says what is wrong and one that helps.
+
+DFlashError
+├── ConfigError            a choice is out of range, or choices contradict each other
+├── CheckpointError        a checkpoint cannot be read
+│   ├── UnsupportedArchitecture
+│   ├── MissingTensor
+│   ├── BadTensor
+│   └── PairMismatch       target and drafter do not belong together
+├── GraphError             a net broke a rule of the op surface: a bug of ours
+├── BuildError             the engine could not be written
+│   └── NoLowering         a backend has no way to express an op
+├── EngineDirError         an engine directory cannot be loaded
+├── CapacityError          a request does not fit the engine's limits
+├── RequestError           a field of a request is out of range
+└── TokenizerError         a tokenizer or chat template cannot be read or used
+"""
+
+from __future__ import annotations
+
+
+class DFlashError(Exception):
+    """Base of all errors that the user can act on: `message` says what and where, `hint` what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(DFlashError):
+    """A choice (flag, recipe field) is out of range."""
+
+
+class CheckpointError(DFlashError):
+    """A checkpoint file or folder cannot be read."""
+
+
+class UnsupportedArchitecture(CheckpointError):
+    """The checkpoint's model family, or a feature it asks for, is not one we can reproduce."""
+
+
+class MissingTensor(CheckpointError):
+    """A tensor that the architecture needs is not in the checkpoint."""
+
+
+class BadTensor(CheckpointError):
+    """A tensor is there, but its shape, type or bytes are wrong."""
+
+
+class PairMismatch(CheckpointError):
+    """Target and drafter disagree about a fact they must share."""
+
+
+class GraphError(DFlashError):
+    """A net broke a rule of the op surface. Always a bug of ours, never of the user's files."""
+
+
+class BuildError(DFlashError):
+    """The engine could not be built or written."""
+
+
+class NoLowering(BuildError):
+    """A backend has neither a lowering nor a decomposition for an op."""
+
+
+class EngineDirError(DFlashError):
+    """An engine directory is incomplete, altered, or of another version."""
+
+
+class CapacityError(DFlashError):
+    """A request does not fit the limits that the engine was built with."""
+
+
+class RequestError(DFlashError):
+    """A field of a request is out of range."""
+
+
+class TokenizerError(DFlashError):
+    """A tokenizer or chat template cannot be read or used."""

@@ -1,0 +1,148 @@
+"""The DFlash v1 drafter network: KV injection of the context, then one pass over the block.
+
+Source: arXiv 2602.06036 section 3. The context's keys and values come from the fused context
+feature through each layer's own k_proj and v_proj; the context never passes through the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_trt.config import DrafterConfig
+from dflash_trt.contract import KV_ROWS
+from dflash_trt.graph import (
+    DType,
+    LinearWeight,
+    Tensor,
+    add,
+    attention,
+    cast,
+    concat,
+    div,
+    embedding,
+    gather_rows,
+    kv_update,
+    linear,
+    mul,
+    scope,
+    unary,
+)
+from dflash_trt.nets.layers import (
+    Span,
+    merge_heads,
+    mlp,
+    norm,
+    project,
+    projection,
+    split_heads,
+)
+
+
+@dataclass(frozen=True)
+class Injection:
+    """How the rows [context (S), block (K)] of a step go into a drafter cache.
+
+    `source` int32 [B, S + K] picks, for each cache row to write, the computed row: the committed
+    context rows first, the block right behind them, so rejected rows are written nowhere.
+    """
+
+    source: Tensor
+    rows: Span  # of the S + K cache rows
+    block: Span  # of the K block rows
+
+
+def fuse_context(config: DrafterConfig, features: Sequence[Tensor]) -> Tensor:
+    """Context feature (captured target layers) [B, S, F] -> fc, hidden_norm -> [B, S, H].
+
+    In FP32: Qwen3-8B's features pass 2e4, which an FP16 sum cannot hold.
+    """
+    with scope("drafter.fuse"):
+        width = len(features) * config.target_hidden_size
+        feature = concat([cast(x, DType.F32) for x in features], 2, width)
+        fused = linear(feature, [LinearWeight("drafter.fc.weight", config.hidden_size)], DType.F32)
+        normed = norm(fused[0], "drafter.hidden_norm.weight", config.rms_norm_eps)
+        return cast(normed, DType.ACT)
+
+
+def draft_hidden(
+    config: DrafterConfig,
+    context: Tensor,
+    block_ids: Tensor,
+    place: Injection,
+    caches: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Inject context [B, S, H] and run the block int32 [B, K]: hidden rows [B, K, H], caches."""
+    hidden = embedding(
+        block_ids, "drafter.embed_tokens.weight", config.vocab_size, config.hidden_size
+    )
+    if config.input_embedding_scale != 1.0:
+        hidden = mul(hidden, config.input_embedding_scale)
+    injected = _context_kv(config, context)
+    updated = []
+    for layer, cache in enumerate(caches):
+        with scope(f"drafter.layers.{layer}"):
+            hidden, kv = _layer(config, layer, hidden, injected[layer], place, cache)
+        updated.append(kv)
+    return hidden, updated
+
+
+def draft_logits(config: DrafterConfig, hidden: Tensor) -> Tensor:
+    """Final norm and head over block rows [B, R, H] -> F32 [B, R, V]."""
+    with scope("drafter.lm_head"):
+        rows = norm(hidden, "drafter.norm.weight", config.rms_norm_eps)
+        head = LinearWeight("drafter.lm_head.weight", config.vocab_size)
+        logits = linear(rows, [head], DType.F32)[0]
+        if config.output_multiplier != 1.0:
+            logits = mul(logits, config.output_multiplier)
+        if config.final_logit_softcapping:
+            cap = config.final_logit_softcapping
+            logits = mul(unary("tanh", div(logits, cap)), cap)
+        return logits
+
+
+def _context_kv(config: DrafterConfig, context: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of the context for all layers, [B, S, Nkv * D] each, as one product."""
+    weights = [
+        projection(f"drafter.layers.{layer}.self_attn", kind, config.attention)
+        for layer in range(config.num_layers)
+        for kind in "kv"
+    ]
+    with scope("drafter.inject"):
+        flat = linear(context, weights)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _layer(
+    config: DrafterConfig,
+    layer: int,
+    hidden: Tensor,
+    injected: tuple[Tensor, Tensor],
+    place: Injection,
+    cache: tuple[Tensor, Tensor],
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    prefix = f"drafter.layers.{layer}"
+    attn, eps = config.attention, config.rms_norm_eps
+
+    def compact(context: Tensor, block: Tensor) -> Tensor:
+        return gather_rows(concat([context, block], 1, KV_ROWS), place.source)
+
+    with scope("self_attn"):
+        # input_layernorm is the block's alone: the context enters through k_proj and v_proj raw.
+        x = norm(hidden, f"{prefix}.input_layernorm.weight", eps)
+        q, k, v = project(x, f"{prefix}.self_attn", "qkv", attn)
+        q = split_heads(q, attn, f"{prefix}.self_attn.q_norm.weight", eps)
+        k = split_heads(
+            compact(injected[0], k), attn, f"{prefix}.self_attn.k_norm.weight", eps
+        )
+        v = split_heads(compact(injected[1], v), attn, None, eps)
+        key = kv_update(cache[0], place.rows.rotate(k), place.rows.start)
+        value = kv_update(cache[1], v, place.rows.start)
+        mask = config.masks[layer]
+        mixed = attention(place.block.rotate(q), key, value, place.block.kv_length, mask)
+        hidden = add(hidden, merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size))
+    with scope("mlp"):
+        x = norm(hidden, f"{prefix}.post_attention_layernorm.weight", eps)
+        sizes = (config.intermediate_size, config.hidden_size)
+        hidden = add(hidden, mlp(x, f"{prefix}.mlp", sizes, bias=False))
+    return hidden, (key, value)

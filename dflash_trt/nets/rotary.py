@@ -1,0 +1,81 @@
+"""Rotary embedding tables, computed once at build time in FP32 as Hugging Face does.
+
+Rules: `transformers.modeling_rope_utils` (default, linear, llama3, yarn); YaRN is arXiv 2309.00071.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.config import RopeConfig
+from dflash_trt.errors import UnsupportedArchitecture
+
+F32 = npt.NDArray[np.float32]
+
+
+def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[F32, F32]:
+    """cos and sin, float32 [num_positions, head_dim / 2], already times the attention factor."""
+    inverse, factor = _inverse_frequencies(rope, head_dim)
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse[None, :]
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+
+
+def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[F32, float]:
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    inverse = (1.0 / np.power(np.float32(rope.theta), exponent)).astype(np.float32)
+    params = rope.params
+    if rope.kind == "default":
+        return inverse, 1.0
+    if rope.kind == "linear":
+        return (inverse / np.float32(params["factor"])).astype(np.float32), 1.0
+    if rope.kind == "table":
+        return (inverse / np.asarray(params["divisors"], np.float32)).astype(np.float32), 1.0
+    if rope.kind == "llama3":
+        return _llama3(inverse, params), 1.0
+    if rope.kind == "yarn":
+        return _yarn(inverse, rope.theta, head_dim, params), _yarn_factor(params)
+    raise UnsupportedArchitecture(f"rotary embedding of type {rope.kind!r} is not supported")
+
+
+def _llama3(inverse: F32, params: dict[str, Any]) -> F32:
+    original = params["original_max_position_embeddings"]
+    low, high = params["low_freq_factor"], params["high_freq_factor"]
+    wavelength = 2 * math.pi / inverse
+    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
+    # wavelength < original/high gives smooth 1 (kept), > original/low gives 0 (stretched).
+    return ((1 - smooth) * inverse / params["factor"] + smooth * inverse).astype(np.float32)
+
+
+def _yarn(inverse: F32, theta: float, head_dim: int, params: dict[str, Any]) -> F32:
+    original = params["original_max_position_embeddings"]
+
+    def dim_of(rotations: float) -> float:
+        return (head_dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+    low = dim_of(params.get("beta_fast") or 32.0)
+    high = dim_of(params.get("beta_slow") or 1.0)
+    if params.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the reference's own guard against a division by zero
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0.0, 1.0)
+    stretched = inverse / np.float32(params["factor"])
+    return (stretched * ramp + inverse * (1 - ramp)).astype(np.float32)
+
+
+def _yarn_factor(params: dict[str, Any]) -> float:
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    factor = params["factor"]
+
+    def mscale(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        return mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
+    return mscale(1.0)

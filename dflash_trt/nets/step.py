@@ -1,0 +1,167 @@
+"""The step graph: verify, accept, inject, draft. One graph serves prompt chunks and decoding.
+
+The target reads [anchor, d1, ..] causally; the longest prefix of drafts that equals its own choice
+is committed together with the anchor; the bonus token after it starts the next block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash_trt import contract as c
+from dflash_trt.config import AttentionConfig, PairConfig
+from dflash_trt.graph import (
+    DType,
+    Graph,
+    Tensor,
+    add,
+    concat,
+    constant,
+    equal,
+    gather_rows,
+    iota,
+    less,
+    logical_and,
+    maximum,
+    minimum,
+    reshape,
+    size,
+    sub,
+    take,
+    tracing,
+    where,
+)
+from dflash_trt.graph.compounds import prefix_count
+from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
+from dflash_trt.nets.layers import Span
+from dflash_trt.nets.rotary import rotary_tables
+from dflash_trt.nets.sampling import Sampling, choose
+from dflash_trt.nets.target import target_forward, target_logits
+
+
+def trace_step(pair: PairConfig, block: int, num_positions: int) -> Graph:
+    """The step graph of a pair for `block` (anchor counted); rotary tables of `num_positions`."""
+    graph = Graph("step")
+    with tracing(graph):
+        _step(graph, pair, block, num_positions)
+    return graph
+
+
+def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> None:
+    tokens = graph.add_input(c.TOKENS, (c.SLOTS, c.STEP_TOKENS), DType.I32)
+    length, count, known = (
+        graph.add_input(name, (c.SLOTS,), DType.I32) for name in (c.LENGTH, c.COUNT, c.KNOWN)
+    )
+    block_offsets = graph.add_input(c.BLOCK_OFFSETS, (c.BLOCK_ROWS,), DType.I32)
+    draft_offsets = graph.add_input(c.DRAFT_OFFSETS, (c.DRAFT_ROWS,), DType.I32)
+    sampling = _sampling_inputs(graph)
+    target_kv = _cache_inputs(graph, c.target_caches(pair))
+    draft_kv = _cache_inputs(graph, c.draft_caches(pair))
+    # An id outside the vocabulary can only be a wrong draft: it must be rejected, not crash.
+    in_vocab = _clip(tokens, constant(pair.target.vocab_size - 1, DType.I32))
+
+    # Verify: the target reads the row; its own choice is needed from row known - 1 on.
+    step_tokens = size(tokens, 1)
+    last = sub(step_tokens, 1)
+    seen = _span(pair.target.attention, num_positions, length, iota(step_tokens, c.STEP_TOKENS))
+    verified = target_forward(pair.target, in_vocab, seen, target_kv)
+    offset = iota(minimum(step_tokens, block), c.VERIFY_ROWS)
+    rows = sub(_outer(known, offset), 1)
+    logits = target_logits(pair.target, gather_rows(verified.hidden, _clip(rows, last)))
+    choice = choose(logits, sampling, _outer(add(length, known), offset))
+
+    # Accept: the drafts that equal the choice before them, up to the first that does not.
+    draft = add(rows, 1)
+    is_draft = logical_and(
+        less(draft, reshape(count, (c.SLOTS, 1))), less(offset, sub(size(offset, 0), 1))
+    )
+    matches = equal(choice, gather_rows(tokens, _clip(draft, last)))
+    num_accepted = prefix_count(logical_and(matches, is_draft))
+    committed = add(known, num_accepted)
+    bonus = gather_rows(choice, reshape(num_accepted, (c.SLOTS, 1)))  # [B, 1]
+
+    # Inject and draft: the block [bonus, MASK, ..] sits right behind the committed tokens.
+    features = [verified.layer_outputs[i] for i in pair.drafter.target_layer_ids]
+    context = fuse_context(pair.drafter, features)
+    is_anchor = equal(reshape(block_offsets, (1, c.BLOCK_ROWS)), 0)
+    block_ids = where(is_anchor, bonus, constant(pair.drafter.mask_token_id, DType.I32))
+    start = add(length, committed)
+    attn = pair.drafter.attention
+    block_span = _span(attn, num_positions, start, block_offsets)
+    kv_rows = iota(add(step_tokens, size(block_offsets, 0)), c.KV_ROWS)
+    place = Injection(
+        source=_compaction(committed, step_tokens, kv_rows),
+        rows=_span(attn, num_positions, length, kv_rows),
+        block=block_span,
+    )
+    hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
+    draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
+    drafted = choose(draft_rows, sampling, _outer(start, draft_offsets))
+
+    graph.add_output(c.COMMITTED, committed)
+    graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))
+    _cache_outputs(graph, c.target_caches(pair), verified.caches)
+    _cache_outputs(graph, c.draft_caches(pair), draft_updated)
+
+
+def _sampling_inputs(graph: Graph) -> Sampling:
+    return Sampling(
+        temperature=graph.add_input(c.TEMPERATURE, (c.SLOTS,), DType.F32),
+        top_k=graph.add_input(c.TOP_K, (c.SLOTS,), DType.I32),
+        top_p=graph.add_input(c.TOP_P, (c.SLOTS,), DType.F32),
+        seed=graph.add_input(c.SEED, (c.SLOTS,), DType.I64),
+    )
+
+
+def _cache_inputs(
+    graph: Graph, specs: Sequence[tuple[c.CacheSpec, c.CacheSpec]]
+) -> list[tuple[Tensor, Tensor]]:
+    def declare(spec: c.CacheSpec) -> Tensor:
+        shape = (c.SLOTS, spec.num_heads, c.CAPACITY, spec.head_dim)
+        return graph.add_input(spec.name, shape, DType.ACT)
+
+    return [(declare(key), declare(value)) for key, value in specs]
+
+
+def _cache_outputs(
+    graph: Graph,
+    specs: Sequence[tuple[c.CacheSpec, c.CacheSpec]],
+    caches: Sequence[tuple[Tensor, Tensor]],
+) -> None:
+    for pair_of_specs, pair_of_caches in zip(specs, caches, strict=True):
+        for spec, cache in zip(pair_of_specs, pair_of_caches, strict=True):
+            graph.add_output(spec.output, cache)
+
+
+def _span(attention: AttentionConfig, num_positions: int, start: Tensor, offsets: Tensor) -> Span:
+    """Rows offsets [S] behind start [B], with the model's own rotary tables."""
+    cos, sin = rotary_tables(attention.rope, attention.head_dim, num_positions)
+    return Span(
+        start=start,
+        positions=_outer(start, offsets),
+        kv_length=add(start, size(offsets, 0)),
+        cos=constant(cos, DType.F32),
+        sin=constant(sin, DType.F32),
+    )
+
+
+def _compaction(committed: Tensor, step_tokens: Tensor, kv_rows: Tensor) -> Tensor:
+    """Which of [context (S), block (K)] each written cache row takes: int32 [B, S + K].
+
+    Row r is context r while r < committed, then block row r - committed. What comes after the
+    block is never read: it repeats the last row.
+    """
+    row = reshape(kv_rows, (1, c.KV_ROWS))
+    from_block = add(sub(row, reshape(committed, (c.SLOTS, 1))), step_tokens)
+    is_context = less(row, reshape(committed, (c.SLOTS, 1)))
+    return minimum(where(is_context, row, from_block), sub(size(kv_rows, 0), 1))
+
+
+def _outer(start: Tensor, offsets: Tensor) -> Tensor:
+    """start [B] + offsets [S] -> [B, S]."""
+    dim = offsets.shape[0]
+    return add(reshape(start, (c.SLOTS, 1)), reshape(offsets, (1, dim)))
+
+
+def _clip(x: Tensor, high: Tensor) -> Tensor:
+    return maximum(minimum(x, high), 0)

@@ -1,0 +1,1 @@
+"""Weight formats of an engine: what is quantized, how, and packing."""

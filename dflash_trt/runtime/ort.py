@@ -1,0 +1,104 @@
+"""The CPU session: the step graph on ONNX Runtime, caches bound once and updated in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from dflash_trt import contract as c
+from dflash_trt.config import PairConfig
+from dflash_trt.errors import EngineDirError
+from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
+from dflash_trt.runtime.threads import cpu_allowance
+
+F32 = npt.NDArray[np.float32]
+
+
+class OrtSession:
+    """Runs `step.onnx` with caches of its own. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self, model: Path, pair: PairConfig, limits: SessionLimits, num_threads: int | None = None
+    ) -> None:
+        """Load a model. `num_threads` defaults to the process's CPU allowance.
+
+        Raises `EngineDirError` when ONNX Runtime refuses the file.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = num_threads or cpu_allowance()
+        options.log_severity_level = 3
+        try:
+            self._session = ort.InferenceSession(
+                str(model), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime raises several unrelated classes
+            reason = str(error).splitlines()[0]
+            raise EngineDirError(
+                f"{model}: ONNX Runtime {ort.__version__} cannot load it: {reason}",
+                hint="build the engine again with this version of dflash-trt",
+            ) from error
+        self._limits = limits
+        rows = c.cache_rows(limits.max_seq_len, limits.block)
+        # np.zeros is lazy: a slot's memory is taken when it is first written.
+        self.caches: dict[str, F32] = {
+            spec.name: np.zeros((limits.max_slots, spec.num_heads, rows, spec.head_dim), np.float32)
+            for spec in c.all_caches(pair)
+        }
+        self._specs = c.all_caches(pair)
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        offsets = np.arange(limits.block, dtype=np.int32)
+        self._offsets = {
+            drafts: (offsets if drafts else offsets[:0], offsets[1 : drafts + 1])
+            for drafts in range(limits.block)
+        }
+
+    @property
+    def limits(self) -> SessionLimits:
+        """The engine's limits."""
+        return self._limits
+
+    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
+        """See `Session.step`."""
+        binding = self._binding(first_slot, rows.tokens.shape[0])
+        block_offsets, draft_offsets = self._offsets[num_drafts]
+        inputs = {
+            c.TOKENS: rows.tokens,
+            c.LENGTH: rows.length,
+            c.COUNT: rows.count,
+            c.KNOWN: rows.known,
+            c.BLOCK_OFFSETS: block_offsets,
+            c.DRAFT_OFFSETS: draft_offsets,
+            c.TEMPERATURE: rows.temperature,
+            c.TOP_K: rows.top_k,
+            c.TOP_P: rows.top_p,
+            c.SEED: rows.seed,
+        }
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        # Fresh memory each step: a result never shows what an earlier or later step wrote.
+        num_slots = rows.tokens.shape[0]
+        result = StepResult(
+            committed=np.full(num_slots, -1, np.int32),
+            next_tokens=np.full((num_slots, 1 + num_drafts), -1, np.int32),
+        )
+        for name, array in ((c.COMMITTED, result.committed), (c.NEXT, result.next_tokens)):
+            place = ("cpu", 0, np.int32, list(array.shape), array.ctypes.data)
+            binding.bind_output(name, *place)
+        self._session.run_with_iobinding(binding)
+        return result
+
+    def _binding(self, first_slot: int, num_slots: int) -> ort.IOBinding:
+        """The binding of one run of slots, its caches bound by address as input and output."""
+        key = (first_slot, num_slots)
+        if key not in self._bindings:
+            binding = self._session.io_binding()
+            for spec in self._specs:
+                view = self.caches[spec.name][first_slot : first_slot + num_slots]
+                place = ("cpu", 0, np.float32, list(view.shape), view.ctypes.data)
+                binding.bind_input(spec.name, *place)
+                binding.bind_output(spec.output, *place)
+            self._bindings[key] = binding
+        return self._bindings[key]

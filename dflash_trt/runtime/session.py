@@ -1,0 +1,61 @@
+"""What the run half asks of a loaded step graph: one method. CPU and GPU sessions are alike.
+
+Slots are seats in the caches; a step runs on any run of neighbouring slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What the engine was built for."""
+
+    block: int  # K: anchor counted, so at most K - 1 drafts a step
+    max_seq_len: int  # prompt and generated tokens of one request
+    max_slots: int
+    prefill_chunk: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """One step's rows; every array has one row per slot (B), see `contract` for the meanings."""
+
+    tokens: I32  # [B, S]
+    length: I32  # [B]
+    count: I32  # [B]
+    known: I32  # [B]
+    temperature: npt.NDArray[np.float32]  # [B]
+    top_k: I32  # [B]
+    top_p: npt.NDArray[np.float32]  # [B]
+    seed: npt.NDArray[np.int64]  # [B]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the host reads back: the tokens committed, and the next row of each slot."""
+
+    committed: I32  # [B]
+    next_tokens: I32  # [B, 1 + num_drafts]: bonus, then drafts
+
+
+class Session(Protocol):
+    """A loaded step graph with its caches."""
+
+    @property
+    def limits(self) -> SessionLimits:
+        """The engine's limits."""
+
+    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
+        """Run one step on slots first_slot.. and draft `num_drafts` tokens (0: only verify).
+
+        The caches of those slots are updated in place. The result is the caller's to keep.
+        """

@@ -1,0 +1,329 @@
+"""A Jinja environment for templates from strangers: no Python internals, bounded work and memory.
+
+Jinja's sandbox closes the way to Python's internals but lets a template loop or grow for ever.
+Here every loop round, call, filter, operator and literal is charged to a budget *before* it runs,
+and operations that make much from little are measured first. One environment serves one render.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+#: A 1000-message chat with tools takes about 2 % of these.
+MAX_STEPS = 2_000_000
+MAX_SIZE = 2**27
+MAX_SECONDS = 20.0
+MAX_WIDTH = 1000
+
+_FREE_FILTERS = """abs count d default first float groupby int items last length list map max min
+    reject rejectattr reverse round safe select selectattr sort unique attr dictsort"""
+_TEXT_FILTERS = """capitalize e escape format forceescape indent join lower replace string title
+    tojson trim upper wordcount striptags urlencode"""
+_SAFE_METHODS = """capitalize casefold count endswith find format index isalnum isalpha isascii
+    isdecimal isdigit islower isnumeric isprintable isspace istitle isupper join lower lstrip
+    partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines
+    startswith strip swapcase title upper copy get items keys values fromkeys union intersection
+    difference isdisjoint issubset issuperset is_integer center ljust rjust zfill"""
+_WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)|\{[^{}]*\[?\d{9}")
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """The template itself called `raise_exception`: the messages are not ones it accepts."""
+
+
+class BudgetExceeded(jinja2.TemplateError):
+    """The template asked for more steps, memory or time than any honest template needs."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """The `{% generation %}` block of training templates: shown as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+class _MeteredCode(CodeGenerator):
+    """Compiles loops, literals and `~` so that they report to the environment."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+        # A loop with a test may pass over items without running its body: the test must count.
+        node.test = tick if node.test is None else nodes.And(tick, node.test)
+        super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.join_parts((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self._metered(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self._metered(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._metered(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.constant({super()._output_const_repr(group)})"
+
+    def _metered(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write("environment.built(")
+        visit(node, frame)
+        self.write(")")
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The names, filters and rules that Hugging Face gives chat templates, within a budget."""
+
+    code_generator_class = _MeteredCode
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # nothing may be computed before the budget watches
+            finalize=_finalize,
+            cache_size=0,
+            extensions=[jinja2.ext.loopcontrols, _Generation],
+        )
+        self._steps = MAX_STEPS
+        self._size = MAX_SIZE
+        self._deadline = time.monotonic() + MAX_SECONDS
+        known = {**self.filters, "tojson": _tojson}
+        free = {name: self._free_filter(known[name]) for name in _FREE_FILTERS.split()}
+        text = {name: self._text_filter(name, known[name]) for name in _TEXT_FILTERS.split()}
+        self.filters = free | text
+        # `dict` itself would hand out `dict.update` and the like, past the immutable sandbox.
+        self.globals.pop("lipsum")
+        self.globals.update(
+            dict=_make_dict, raise_exception=_raise_exception, strftime_now=_strftime_now
+        )
+
+    # What the compiled template calls.
+
+    def tick(self) -> bool:
+        """Do nothing but be called, which costs a step."""
+        return True
+
+    def constant(self, text: str) -> str:
+        """Charge text that stands in the template itself: a loop can repeat it without end."""
+        self._spend(len(text))
+        return text
+
+    def built(self, value: Any) -> Any:
+        """Charge a list, tuple or dict that the template made, nested ones counted again."""
+        self._step()
+        self._charge(value, text=False)
+        return value
+
+    def join_parts(self, parts: tuple[Any, ...]) -> str:
+        """The `~` operator."""
+        self._step()
+        self._charge(parts, text=True)
+        return "".join(map(str, parts))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Run `+ * ** %` once their result is known to be small."""
+        self._step()
+        if operator == "*":
+            self._check_product(left, right)
+        elif operator == "**":
+            self._check_power(left, right)
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left)
+            self._charge(right, text=True)
+        elif operator == "+":
+            self._charge((left, right), text=isinstance(left, str))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Call what the template may call; methods of plain values only by an allow-list."""
+        __self._step()
+        method_of = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if isinstance(method_of, str | bytes | int | float | list | tuple | dict | set):
+            __self._check_method(method_of, __obj.__name__, args, kwargs)
+        elif not isinstance(__obj, Macro):
+            __self._charge((args, kwargs), text=False)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    # The budget.
+
+    def _step(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise BudgetExceeded(f"it takes more than {MAX_STEPS} steps")
+        if not self._steps & 0xF and time.monotonic() > self._deadline:
+            raise BudgetExceeded(f"it takes more than {MAX_SECONDS:g} seconds")
+
+    def _spend(self, size: int) -> None:
+        self._size -= size
+        if self._size < 0:
+            raise BudgetExceeded(f"it makes more than {MAX_SIZE} characters or values")
+
+    def _charge(self, value: Any, *, text: bool) -> None:
+        """Charge a value with all it holds; strings by length if it is to be written as text."""
+        stack = [value]
+        while stack:
+            item = stack.pop()
+            self._spend(1)
+            if isinstance(item, str):
+                self._spend(len(item) if text else 0)
+            elif isinstance(item, int):
+                self._spend(item.bit_length() >> 5)
+            elif isinstance(item, dict):
+                stack += item.keys()
+                stack += item.values()
+            elif isinstance(item, list | tuple | set):
+                stack += item
+
+    def _check_product(self, left: Any, right: Any) -> None:
+        for value, count in ((left, right), (right, left)):
+            if isinstance(value, str | list | tuple) and isinstance(count, int):
+                self._spend(max(0, count) * len(value))
+                for _ in range(min(max(0, count), 2)):
+                    self._charge(value, text=False)
+        self._charge((left, right), text=False)
+
+    def _check_power(self, left: Any, right: Any) -> None:
+        if isinstance(left, int) and isinstance(right, int):
+            self._spend(left.bit_length() * max(0, right))
+
+    def _check_format(self, pattern: str) -> None:
+        if _WIDE_FORMAT.search(pattern):
+            raise SecurityError(f"format {pattern[:40]!r} is not allowed in a chat template")
+        self._spend(len(pattern) + MAX_WIDTH * (pattern.count("%") + pattern.count("{")))
+
+    def _check_method(self, value: Any, name: str, args: Any, kwargs: Any) -> None:
+        if name not in _SAFE_METHODS.split():
+            what = f"{type(value).__name__}.{name}"
+            raise SecurityError(f"method {what} is not allowed in a chat template")
+        self._check_widths(args)
+        self._charge((args, kwargs), text=isinstance(value, str))
+        if not isinstance(value, str):
+            return
+        self._spend(len(value))
+        if name == "replace":
+            self._check_replace(value, *args)
+        elif name == "join" and args and isinstance(args[0], list | tuple):
+            self._spend(len(args[0]) * len(value))
+        elif name == "format":
+            self._check_format(value)
+
+    def _check_replace(self, value: str, old: Any = "", new: Any = "", *_: Any) -> None:
+        times = value.count(str(old)) if old else len(value) + 1
+        self._spend(times * len(str(new)))
+
+    def _check_widths(self, args: Iterable[Any]) -> None:
+        for width in args:
+            if isinstance(width, int) and abs(width) > MAX_WIDTH:
+                raise SecurityError(f"width {width} is not allowed in a chat template")
+
+    # Filters: the generated code passes (environment | context | eval_ctx)? value, *arguments.
+
+    def _free_filter(self, function: _Call) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            self._step()
+            result = function(*args, **kwargs)
+            self._charge(result, text=False)
+            return result
+
+        return metered
+
+    def _text_filter(self, name: str, function: _Call) -> Callable[..., Any]:
+        skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            self._step()
+            own, (value, *rest) = args[:skip], args[skip:]
+            if isinstance(value, Iterator):
+                value = list(value)
+            self._charge((value, rest, kwargs), text=True)
+            options = [*rest, *kwargs.values()]
+            self._check_widths(options)
+            if name == "replace":
+                self._check_replace(str(value), *options)
+            elif name == "format":
+                self._check_format(str(value))
+            elif name in ("join", "indent", "tojson"):
+                longest = max((len(o) for o in options if isinstance(o, str)), default=0)
+                self._spend(_num_parts(value) * longest)
+            return function(*own, value, *rest, **kwargs)
+
+        return metered
+
+
+def _num_parts(value: Any) -> int:
+    if isinstance(value, str):
+        return value.count("\n") + 1
+    return len(value) if isinstance(value, Sized) else 0
+
+
+@jinja2.pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """Charge what the template writes; as a context function it also forbids constant folding."""
+    environment = context.environment
+    assert isinstance(environment, TemplateEnvironment)
+    environment._charge(value, text=True)
+    return value
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise TemplateRefusal(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > MAX_WIDTH:
+        raise SecurityError("the pattern of strftime_now is too long")
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which would change the prompt.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -1,0 +1,1 @@
+"""Recipes of public DFlash pairs, and the format of an engine directory."""
