@@ -34,6 +34,7 @@ SEED = "seed"  # int64 [B]
 # Outputs.
 COMMITTED = "committed"  # int32 [B]: known + num_accepted
 NEXT = "next_tokens"  # int32 [B, 1 + draft_rows]: [bonus, d1, ..], the next step's row
+LOGITS = "logits"  # float32 [B, R, V]: the target's, for the verified rows; bound on request only
 UPDATED = "updated_"  # prefix of a cache's output name; bound to the memory of the input
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def open_drafter(path: Path) -> Drafter:
 
     Raises a `CheckpointError` that names the file and the key or tensor.
     """
-    if path.is_file():
+    if os.path.isfile(path):
         raise UnsupportedArchitecture(
             f"{path}: a drafter must be a folder with config.json and safetensors; "
             "GGUF drafters are not supported",

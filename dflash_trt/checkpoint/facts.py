@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -174,7 +175,7 @@ def lfs_pointer(path: Path) -> CheckpointError:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise CheckpointError(f"{path}: no such file")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: is larger than {MAX_JSON_BYTES} bytes, so not metadata")

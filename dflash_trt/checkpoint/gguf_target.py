@@ -10,33 +10,40 @@ from dflash_trt.checkpoint.facts import MAX_LAYERS, Facts, brief
 from dflash_trt.checkpoint.gguf import ROPE_TABLE, GgufSource, RotatedRows
 from dflash_trt.checkpoint.gguf_header import GgufHeader, read_header
 from dflash_trt.checkpoint.model_facts import checked_attention, divided_head_dim
-from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
+from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource, shown
 from dflash_trt.config import AttentionConfig, LayerMask, RopeConfig, TargetConfig
 from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 
 # Architecture -> (per-head q/k norm, q and k rows permuted by the converter).
 ARCHITECTURES = {"llama": (False, True), "qwen3": (True, False)}
 
-# Keys whose non-zero value changes the arithmetic in a way that we do not reproduce.
-REFUSED_KEYS = (
-    "expert_count",
-    "attention.sliding_window",
-    "attention.scale",
-    "attention.max_alibi_bias",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-    "rope.scale_linear",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_log_multiplier",
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_attn_factor",
-)
-NEUTRAL_ONE = ("rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
-               "rope.scaling.yarn_ext_factor", "logit_scale", "residual_scale",
-               "embedding_scale")  # fmt: skip
+# Keys that change the arithmetic in a way that we do not reproduce, with the values that do not.
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (1,),
+    "attention.sliding_window": (0,),
+    "attention.scale": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scale_linear": (1,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+USED = (
+    "context_length", "embedding_length", "feed_forward_length", "block_count", "vocab_size",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+    "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)  # fmt: skip
+HARMLESS = ("expert_used_count", "rope.scaling.finetuned", "tensor_data_layout")
 
 
 def open_gguf(path: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
@@ -59,9 +66,7 @@ def open_gguf(path: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]
     )
     rope = _rope(facts, arch, head_dim, source)
     biases = (_has(header, "blk.0.attn_q.bias"), _has(header, "blk.0.attn_output.bias"))
-    attention = checked_attention(
-        facts, num_heads, num_kv_heads, head_dim, qk_norm, biases, rope
-    )
+    attention = checked_attention(facts, num_heads, num_kv_heads, head_dim, qk_norm, biases, rope)
     config = _config(facts, arch, header, attention)
     named = {name: name for name in source.names() if name != ROPE_TABLE}
     return config, RenamedSource(source, named)
@@ -85,9 +90,7 @@ def _config(
         attention=attention,
         masks=(LayerMask(causal=True),) * num_layers,
         eos_token_ids=_eos_ids(facts, vocab_size),
-        bos_token_id=facts.optional_integer(
-            "tokenizer.ggml.bos_token_id", high=vocab_size - 1
-        ),
+        bos_token_id=facts.optional_integer("tokenizer.ggml.bos_token_id", high=vocab_size - 1),
     )
 
 
@@ -101,13 +104,16 @@ def _refuse_variants(facts: Facts, arch: str) -> None:
             f"{facts.path}: is one of {facts.get('split.count')} parts of a split GGUF",
             "join them with llama.cpp's `llama-gguf-split --merge`",
         )
-    for key in REFUSED_KEYS:
-        value = facts.get(f"{arch}.{key}")
-        if value is None or value == 0 or (value == 1 and key in NEUTRAL_ONE):
+    for name, value in facts.data.items():
+        key = name.removeprefix(f"{arch}.")
+        if key == name or key in USED or key in HARMLESS:
             continue
-        raise UnsupportedArchitecture(
-            f"{facts.path}: {arch}.{key} {brief(value)} is not supported"
-        )
+        if key not in NEUTRAL:
+            facts.note(f"{shown(name)} is not used")
+        elif value not in NEUTRAL[key]:
+            raise UnsupportedArchitecture(
+                f"{facts.path}: {shown(name)} {brief(value)} is not supported"
+            )
 
 
 def _head_dim(facts: Facts, arch: str, num_heads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,11 +38,7 @@ def locate(reference: str, base: Path | None = None) -> Path:
     if reference.startswith(HUB):
         return _from_hub(reference.removeprefix(HUB))
     path = (base or Path()) / Path(reference).expanduser()
-    try:
-        exists = path.exists()
-    except OSError:  # a name longer than the file system allows
-        exists = False
-    if exists:
+    if os.path.exists(path):  # unlike Path.exists, never raises: a name may be too long
         return path
     if _REPOSITORY.fullmatch(reference):
         return _from_hub(reference)
@@ -71,7 +68,7 @@ def _in_package(reference: str) -> Path:
     for file in files or ():
         if file == wanted:
             path = Path(str(file.locate()))
-            if path.is_file():
+            if os.path.isfile(path):
                 return path
             raise CheckpointError(
                 f"{path}: is recorded by the package {name} but missing",

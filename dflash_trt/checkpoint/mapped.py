@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise CheckpointError(f"{path}: no such file")
             with path.open("rb") as file:
                 if file.read(len(LFS_MAGIC)) == LFS_MAGIC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from dflash_trt.checkpoint.facts import MAX_LAYERS, Facts, brief
@@ -134,7 +135,7 @@ def refuse_quantized(facts: Facts) -> None:
             f"{facts.path}: quantization_config ({brief(method)}) is not supported yet",
             "use the unquantized checkpoint, or a GGUF of the target",
         )
-    if (facts.path.parent / "hf_quant_config.json").exists():
+    if os.path.exists(facts.path.parent / "hf_quant_config.json"):
         raise UnsupportedArchitecture(
             f"{facts.path.parent / 'hf_quant_config.json'}: quantized checkpoints are not "
             "supported yet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class SafetensorsSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries: dict[str, _Entry] = {}
-        if path.is_dir():
+        if os.path.isdir(path):
             files, index = _find_files(path)
         else:
             files, index = [path], {}
@@ -131,9 +132,9 @@ class SafetensorsSource:
 
 def _find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """The weight files of a folder and the index's tensor-to-shard map, empty without one."""
-    if (folder / SINGLE_FILE).exists():
+    if os.path.exists(folder / SINGLE_FILE):
         return [folder / SINGLE_FILE], {}
-    if (folder / INDEX_FILE).exists():
+    if os.path.exists(folder / INDEX_FILE):
         index = _read_index(folder / INDEX_FILE)
         return [folder / shard for shard in dict.fromkeys(index.values())], index
     found = sorted(folder.glob("*.safetensors"))
@@ -168,7 +169,7 @@ def _read_index(path: Path) -> dict[str, str]:
                 "which is not the name of a .safetensors file in the folder"
             )
     for shard in dict.fromkeys(weight_map.values()):
-        if not (path.parent / shard).exists():
+        if not os.path.exists(path.parent / shard):
             raise CheckpointError(
                 f"{path.parent}: shard {shard} is missing", "download the checkpoint again"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def open_target(path: Path) -> Target:
     Raises a `CheckpointError` that names the file and the key or tensor.
     """
     notes: list[str] = []
-    if path.is_file() and path.suffix != ".safetensors":
+    if os.path.isfile(path) and path.suffix != ".safetensors":
         config, source = open_gguf(path, notes)
     else:
         config, source = _open_folder(path, notes)
@@ -82,12 +83,12 @@ def check_tensors(config: TargetConfig, source: TensorSource) -> None:
 
 def config_facts(folder: Path, notes: list[str]) -> Facts:
     """`config.json` of a checkpoint folder. Raises `CheckpointError` with what is there instead."""
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise CheckpointError(f"{folder}: no such file or folder")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: is a single file", "name the folder with config.json")
     path = folder / "config.json"
-    if not path.exists():
+    if not os.path.exists(path):
         ggufs = sorted(folder.glob("*.gguf"))
         hint = f"name the file itself: {ggufs[0]}" if ggufs else "is this a checkpoint folder?"
         raise CheckpointError(f"{path}: no such file", hint)
@@ -141,7 +142,7 @@ def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     """Stop ids: those of generation_config.json, then those of config.json."""
     places = [facts]
     generation = facts.path.parent / "generation_config.json"
-    if generation.exists():
+    if os.path.exists(generation):
         places.insert(0, Facts(generation, read_json(generation)))
     ids: dict[int, None] = {}
     for place in places:

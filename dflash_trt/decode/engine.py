@@ -73,13 +73,15 @@ class Engine:
         session = OrtSession(engine.model, pair, limits, num_threads)
         return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids)
 
-    def scheduler(self, width: int | None = None) -> Scheduler:
+    def scheduler(
+        self, width: int | None = None, padded_width: int | None = None
+    ) -> Scheduler:
         """A scheduler over this session; verify `width` defaults to the whole block.
 
         One at a time: schedulers share the session's slots.
         """
         chosen = self.session.limits.block if width is None else width
-        return Scheduler(self.session, self.tokenizer, self.eos_ids, chosen)
+        return Scheduler(self.session, self.tokenizer, self.eos_ids, chosen, padded_width)
 
     def generate(
         self,
@@ -87,10 +89,11 @@ class Engine:
         params: SamplingParams,
         *,
         width: int | None = None,
+        padded_width: int | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Generation:
         """Run one request to its end. `width` 1 is plain decoding, without the drafter."""
-        scheduler = self.scheduler(width)
+        scheduler = self.scheduler(width, padded_width)
         _, stats = scheduler.submit(prompt, params)
         start = time.perf_counter()
         first = start

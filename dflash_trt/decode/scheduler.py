@@ -23,16 +23,27 @@ class Scheduler:
     """Continuous batching over the slots of one session. Not thread-safe."""
 
     def __init__(
-        self, session: Session, tokenizer: Tokenizer, eos_ids: Sequence[int], width: int
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        width: int,
+        padded_width: int | None = None,
     ) -> None:
-        """`width` is the number of tokens that a decode step verifies: 1 is plain decoding."""
+        """`width` is the number of tokens that a decode step verifies: 1 is plain decoding.
+
+        `padded_width` fills decode rows up with invalid tokens, so that plain decoding runs the
+        very shapes of a wider verification. Raises `ConfigError` out of range.
+        """
         limits = session.limits
-        if not 1 <= width <= limits.block:
-            raise ConfigError(f"verify width is {width}, allowed are 1 to {limits.block}")
+        shape = width if padded_width is None else padded_width
+        if not 1 <= width <= shape <= limits.block:
+            raise ConfigError(f"verify width is {shape}, allowed are 1 to {limits.block}")
         self._session = session
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._width = width
+        self._padded_width = padded_width or 1
         self._limits = limits
         self._slots: list[Slot | None] = [None] * limits.max_slots
         self._waiting: deque[Slot] = deque()
@@ -121,7 +132,7 @@ class Scheduler:
         is_last = slot.length + len(chunk) == len(slot.prompt)
         # Tokens that the first decode step verifies are drafted by the last chunk's step.
         drafts = min(self._width, slot.remaining) - 1 if is_last else 0
-        rows = self._rows([(slot, list(chunk), len(chunk))])
+        rows = self._rows([(slot, list(chunk), len(chunk))], 1)
         result = self._session.step(index, rows, max(drafts, 0))
         next_row = result.next_tokens[0].tolist()
         block = slot.take_prompt(int(result.committed[0]), next_row)
@@ -139,7 +150,9 @@ class Scheduler:
             else:
                 batch.append((slot, [], 0))
         most = max(slot.remaining for slot, row, _ in batch if slot and row)
-        result = self._session.step(first, self._rows(batch), min(self._width, most) - 1)
+        result = self._session.step(
+            first, self._rows(batch, self._padded_width), min(self._width, most) - 1
+        )
         deltas = []
         for i, (slot, row, _) in enumerate(batch):
             if slot is None or not row:
@@ -158,9 +171,11 @@ class Scheduler:
         ids = tuple(new[: block.num_tokens])
         return Delta(slot.request_id, ids, block.text, block.reason)
 
-    def _rows(self, batch: list[tuple[Slot | None, list[int], int]]) -> StepRows:
+    def _rows(
+        self, batch: list[tuple[Slot | None, list[int], int]], least_width: int
+    ) -> StepRows:
         """Pad the rows of (slot, tokens, known) to one width; an idle row has count 0."""
-        width = max(len(tokens) for _, tokens, _ in batch)
+        width = max(least_width, *(len(tokens) for _, tokens, _ in batch))
         tokens = np.zeros((len(batch), width), np.int32)
         for i, (_, row, _) in enumerate(batch):
             tokens[i, : len(row)] = row

@@ -100,6 +100,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
 
     graph.add_output(c.COMMITTED, committed)
     graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))
+    graph.add_output(c.LOGITS, logits)
     _cache_outputs(graph, c.target_caches(pair), verified.caches)
     _cache_outputs(graph, c.draft_caches(pair), draft_updated)
 

@@ -60,7 +60,9 @@ class OrtSession:
         """The engine's limits."""
         return self._limits
 
-    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
+    def step(
+        self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
+    ) -> StepResult:
         """See `Session.step`."""
         binding = self._binding(first_slot, rows.tokens.shape[0])
         block_offsets, draft_offsets = self._offsets[num_drafts]
@@ -79,16 +81,28 @@ class OrtSession:
         for name, array in inputs.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
         # Fresh memory each step: a result never shows what an earlier or later step wrote.
-        num_slots = rows.tokens.shape[0]
+        num_slots, width = rows.tokens.shape
         result = StepResult(
             committed=np.full(num_slots, -1, np.int32),
             next_tokens=np.full((num_slots, 1 + num_drafts), -1, np.int32),
+            logits=self._logits(num_slots, width) if want_logits else None,
         )
-        for name, array in ((c.COMMITTED, result.committed), (c.NEXT, result.next_tokens)):
-            place = ("cpu", 0, np.int32, list(array.shape), array.ctypes.data)
-            binding.bind_output(name, *place)
+        for name, array in (
+            (c.COMMITTED, result.committed),
+            (c.NEXT, result.next_tokens),
+            (c.LOGITS, result.logits),
+        ):
+            if array is not None:
+                place = ("cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
+                binding.bind_output(name, *place)
         self._session.run_with_iobinding(binding)
+        if want_logits:
+            del self._bindings[first_slot, num_slots]  # the next step must not write to it
         return result
+
+    def _logits(self, num_slots: int, width: int) -> F32:
+        rows = min(width, self._limits.block)
+        return np.empty((num_slots, rows, self._limits.vocab_size), np.float32)
 
     def _binding(self, first_slot: int, num_slots: int) -> ort.IOBinding:
         """The binding of one run of slots, its caches bound by address as input and output."""

@@ -45,6 +45,7 @@ class StepResult:
 
     committed: I32  # [B]
     next_tokens: I32  # [B, 1 + num_drafts]: bonus, then drafts
+    logits: npt.NDArray[np.float32] | None = None  # [B, R, V], R = min(S, block); on request
 
 
 class Session(Protocol):
@@ -54,8 +55,11 @@ class Session(Protocol):
     def limits(self) -> SessionLimits:
         """The engine's limits."""
 
-    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
+    def step(
+        self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
+    ) -> StepResult:
         """Run one step on slots first_slot.. and draft `num_drafts` tokens (0: only verify).
 
         The caches of those slots are updated in place. The result is the caller's to keep.
+        `want_logits` asks for the target's logits of the verified rows as well.
         """

@@ -2,6 +2,8 @@
 
 `write` makes the form that engine directories keep: tokenizer.json, tokenizer_config.json, and
 chat_template.jinja where the model has a template. `read` takes that form and any checkpoint's.
+As in transformers 5, tokenizer.json alone decides whether BOS and EOS are added to a text;
+`add_bos_token` and `add_eos_token` of tokenizer_config.json are not consulted.
 """
 
 from __future__ import annotations
@@ -49,7 +51,6 @@ def read(path: Path) -> Contents:
     config = _read_json(path / CONFIG_FILE)
     special_tokens = _special_tokens(path, config)
     _add_missing_tokens(backend, config, path / CONFIG_FILE)
-    _set_bos_and_eos(backend, config, special_tokens)
     return Contents(backend, special_tokens, _templates(path, config), _stop_ids(path, config))
 
 
@@ -155,7 +156,7 @@ def _add_missing_tokens(
     listed = config.get("added_tokens_decoder") or {}
     try:
         wanted = sorted((int(key), dict(value)) for key, value in listed.items())
-        tokens = {i: AddedToken(v.pop("content"), **v) for i, v in wanted}
+        tokens = {i: _added_token(**v) for i, v in wanted}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"added_tokens_decoder cannot be read: {error!r}"
         raise TokenizerError(f"{file}: {what}", hint=_COPY_HINT) from None
@@ -168,32 +169,26 @@ def _add_missing_tokens(
             raise TokenizerError(f"{file}: {what} in {TOKENIZER_FILE}", hint=_COPY_HINT)
 
 
-def _set_bos_and_eos(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    """Let `add_bos_token`/`add_eos_token`, where the config has them, replace the post-processor.
-
-    So does Hugging Face. Some models (DeepSeek) ask for their BOS in this way only.
-    """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    backend.post_processor = make_post_processor(backend, bos, eos)
+def _added_token(content: str, __type: str = "", **flags: bool) -> AddedToken:
+    return AddedToken(content, **flags)
 
 
 def make_post_processor(
     backend: tokenizers.Tokenizer, bos: str | None, eos: str | None
 ) -> processors.TemplateProcessing:
     """Build the rule that puts BOS before and EOS behind a text."""
-    ids = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
-    for token, token_id in ids:
+    # Aliases stand for the tokens, whose text may hold what the rule's own syntax reserves.
+    specials = []
+    for alias, token in (("BOS", bos), ("EOS", eos)):
+        if token is None:
+            continue
+        token_id = backend.token_to_id(token)
         if token_id is None:
             raise TokenizerError(f"token {token!r} is to be added but is not in the vocabulary")
-    # The list form of a template: in the string form a token with a space or colon breaks it.
-    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+        specials.append({"id": alias, "ids": [token_id], "tokens": [token]})
+    single = [*(["BOS"] if bos else []), "$A", *(["EOS"] if eos else [])]
     return processors.TemplateProcessing(
-        single=single, pair=[*single, "$B:1"], special_tokens=list(dict.fromkeys(ids))
+        single=single, pair=[*single, "$B:1"], special_tokens=specials
     )
 
 
@@ -205,8 +200,9 @@ def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         found[DEFAULT_TEMPLATE] = listed
     elif isinstance(listed, list):
         for item in listed:
-            name, text = (item.get("name"), item.get("template")) if _is_dict(item) else (0, 0)
-            found[check_name(name, path / CONFIG_FILE)] = _check_template(text, path)
+            named = item if isinstance(item, dict) else {}
+            name = check_name(named.get("name"), path / CONFIG_FILE)
+            found[name] = _check_template(named.get("template"), path)
     elif listed is not None:
         _check_template(listed, path)
     files = {file.stem: file for file in sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))}
@@ -214,10 +210,6 @@ def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         if (text := _read_text(file)) is not None:
             found[check_name(name, file)] = text
     return found
-
-
-def _is_dict(item: Any) -> bool:
-    return isinstance(item, dict)
 
 
 def check_name(name: Any, file: Path) -> str:

@@ -34,11 +34,13 @@ _FREE_FILTERS = """abs count d default first float groupby int items last length
     reject rejectattr reverse round safe select selectattr sort unique attr dictsort"""
 _TEXT_FILTERS = """capitalize e escape format forceescape indent join lower replace string title
     tojson trim upper wordcount striptags urlencode"""
-_SAFE_METHODS = """capitalize casefold count endswith find format index isalnum isalpha isascii
-    isdecimal isdigit islower isnumeric isprintable isspace istitle isupper join lower lstrip
-    partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines
-    startswith strip swapcase title upper copy get items keys values fromkeys union intersection
-    difference isdisjoint issubset issuperset is_integer center ljust rjust zfill"""
+_SAFE_METHODS = """
+    capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal
+    isdigit islower isnumeric isprintable isspace istitle isupper join lower lstrip
+    partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
+    splitlines startswith strip swapcase title upper copy get items keys values fromkeys
+    union intersection difference isdisjoint issubset issuperset is_integer center ljust
+    rjust zfill"""
 _WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)|\{[^{}]*\[?\d{9}")
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])

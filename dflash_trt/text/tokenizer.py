@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from dflash_trt.text import folder
 from dflash_trt.text.chat import ChatTemplate, Messages, build_context, pick_template
 from dflash_trt.text.detokenize import Detokenizer
 from dflash_trt.text.pieces import Pieces
+from dflash_trt.text.stop import StopChecker
+from dflash_trt.text.stream import TextStream
 
 
 class Tokenizer:
@@ -116,6 +118,30 @@ class Tokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Start the incremental decoding of one request."""
         return Detokenizer(self._pieces, skip_special_tokens)
+
+    def text_stream(
+        self,
+        stop_strings: Sequence[str] = (),
+        stop_ids: Collection[int] = (),
+        *,
+        ignore_eos: bool = False,
+        max_tokens: int | None = None,
+        skip_special_tokens: bool = True,
+    ) -> TextStream:
+        """Start the text of one request: this tokenizer's end ids, the request's own rules.
+
+        A stop string that is a special token's text also stops at its id, as hidden text never
+        matches. Raises `RequestError` for a bad rule.
+        """
+        named = [self.token_to_id(text) for text in stop_strings if isinstance(text, str)]
+        checker = StopChecker(
+            stop_strings,
+            [*stop_ids, *(i for i in named if i in self.special_ids and i is not None)],
+            eos_ids=self.stop_ids,
+            ignore_eos=ignore_eos,
+            max_tokens=max_tokens,
+        )
+        return TextStream(self.detokenizer(skip_special_tokens), checker)
 
     def apply_chat_template(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import transformers
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
+from dflash_trt.errors import CheckpointError
+
 SMALL = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -22,7 +25,17 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "head_dim": 16,
+    "eos_token_id": 2,
 }
+
+
+def problem_of(call: Callable[[], object]) -> str:
+    """The message of the `CheckpointError` that `call` raises, or nothing; others pass through."""
+    try:
+        call()
+    except CheckpointError as error:
+        return error.message
+    return ""
 
 
 def save_hf(folder: Path, family: str, shard: str | None = None, **options: Any) -> Any:

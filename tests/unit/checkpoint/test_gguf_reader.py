@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoint_files import llama_weights, permute, save_gguf
+from checkpoint_files import llama_weights, permute, problem_of, save_gguf
 from gguf.quants import dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -218,6 +218,8 @@ def test_rope_scaling(tmp_path: Path, keys: Any, kind: str, params: dict[str, An
          "rope.dimension_count 16 differs from head_dim 32"),
         ({"attention.value_length": 64}, UnsupportedArchitecture, "attention.value_length 64"),
         ({"expert_count": 8}, UnsupportedArchitecture, "llama.expert_count 8"),
+        ({"rope.scaling.yarn_ext_factor": 0.0}, UnsupportedArchitecture, "yarn_ext_factor 0.0"),
+        ({"attention.causal": 0}, UnsupportedArchitecture, "attention.causal 0"),
         ({"attention.sliding_window": 64}, UnsupportedArchitecture, "attention.sliding_window 64"),
         ({"rope.scaling.type": "longrope"}, UnsupportedArchitecture, "longrope"),
         ({"rope.scaling.type": "linear"}, CheckpointError, "rope.scaling.factor is missing"),
@@ -225,7 +227,8 @@ def test_rope_scaling(tmp_path: Path, keys: Any, kind: str, params: dict[str, An
          "rope.scaling.original_context_length is missing"),
         ({"rope.scaling.attn_factor": 1.5}, UnsupportedArchitecture, "rope.scaling.attn_factor"),
         ({"split.count": 3}, UnsupportedArchitecture, "one of 3 parts"),
-        ({"vocab_size": 97}, BadTensor, "token_embd.weight has 96 rows, but llama.vocab_size is 97"),
+        ({"vocab_size": 97}, BadTensor,
+         "token_embd.weight has 96 rows, but llama.vocab_size is 97"),
         ({"block_count": 3}, MissingTensor, "model.layers.2.input_layernorm.weight is missing"),
         ({"block_count": 1}, BadTensor, "model.layers.1"),
         ({"block_count": 4000}, MissingTensor, "4000 layers"),
@@ -244,6 +247,11 @@ def test_refusals(tmp_path: Path, keys: Any, error: type[Exception], message: st
     with pytest.raises(error, match=message) as caught:
         open_target(path)
     assert str(path) in str(caught.value)
+
+
+def test_unused_metadata_is_noted(tmp_path: Path) -> None:
+    target = open_target(save_gguf(tmp_path / "m.gguf", keys={"swiglu_clamp": 7.0}))
+    assert any("llama.swiglu_clamp is not used" in note for note in target.notes)
 
 
 def test_unsupported_architecture_type_and_tensor(tmp_path: Path) -> None:
@@ -295,7 +303,7 @@ def test_truncation_anywhere(tmp_path: Path, small_file: bytes) -> None:
     path = tmp_path / "cut.gguf"
     for length in [*range(0, 3000, 97), len(small_file) // 2, len(small_file) - 1]:
         path.write_bytes(small_file[:length])
-        with pytest.raises(CheckpointError, match="truncated|empty") as caught:
+        with pytest.raises(CheckpointError, match=r"truncated|empty") as caught:
             open_target(path)
         assert "cut.gguf" in caught.value.message
 
@@ -311,12 +319,13 @@ def test_mutated_header_never_raises_anything_else(
         data[position] = value
     path = tmp_path / "mutated.gguf"
     path.write_bytes(bytes(data))
-    try:
+
+    def read() -> None:
         target = open_target(path)
         target.source.read("model.norm.weight")
         target.source.read_rows(Q, 0, 2)
-    except CheckpointError as error:
-        assert "\n" not in error.message
+
+    assert "\n" not in problem_of(read)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dflash_trt.text.gguf_metadata import read_metadata
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?",
     "def main(argv):\n    return sum(int(x) for x in argv)  # total\n",
-    "Grüße aus Köln, où l'été est à la plage. 你好，世界。今日はいい天気ですね。",
+    "Grüße aus Köln, où l'été est à la plage. 你好、世界。今日はいい天気ですね。",
     "emoji 😀😃 👩‍👩‍👧 flags 🇩🇪 and math ∑ ∞ ½",
 ] * 4
 SPECIALS = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>"]

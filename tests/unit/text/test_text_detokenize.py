@@ -20,7 +20,7 @@ from dflash_trt.text import StopChecker, TextStream, Tokenizer
 KINDS = ["byte_level", "sentencepiece"]
 TEXTS = [
     "emoji 😀👩‍👩‍👧🇩🇪 end",
-    "你好，世界 日本語 한국어",
+    "你好、世界 日本語 한국어",
     "a genuine \ufffd stays",
     "  leading and   runs\t\n ",
     "",
@@ -59,7 +59,9 @@ def test_no_replacement_character_from_a_cut_sequence(tokenizer: Tokenizer, text
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text(max_size=40), sizes=st.lists(st.integers(0, 9), max_size=10), skip=st.booleans())
+@given(
+    text=st.text(max_size=40), sizes=st.lists(st.integers(0, 9), max_size=10), skip=st.booleans()
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_text_any_chunking(
     kind: str, text: str, sizes: list[int], skip: bool, request: Any, backends: dict[str, Backend]
@@ -229,9 +231,19 @@ def test_cancelled_stream_gives_back_held_text(byte_level: Tokenizer) -> None:
     assert shown + output.finish() == "the dog"
 
 
-def test_hidden_special_text_never_matches_a_stop_string(byte_level: Tokenizer) -> None:
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_text_as_stop_string(byte_level: Tokenizer, skip: bool) -> None:
     ids = byte_level.encode("a<|end|>b")
-    hidden = TextStream(byte_level.detokenizer(), StopChecker(["<|end|>"]))
-    assert hidden.push(ids).reason is None
-    shown = TextStream(byte_level.detokenizer(False), StopChecker(["<|end|>"]))
-    assert shown.push(ids).text == "a"
+    output = byte_level.text_stream(["<|end|>"], skip_special_tokens=skip)
+    result = output.push(ids)
+    assert (result.text, result.num_tokens, result.reason) == ("a", 2, "stop")
+
+
+def test_text_stream_knows_the_models_end(byte_level: Tokenizer) -> None:
+    ids = [*byte_level.encode("ab"), byte_level.eos_token_id or 0, *byte_level.encode("c")]
+    assert byte_level.text_stream().push(ids).text == "ab"
+    assert byte_level.text_stream(ignore_eos=True).push(ids).text == "abc"
+    assert byte_level.text_stream(stop_ids=[ids[0]]).push(ids).num_tokens == 1
+    for bad in ([""], [None], "x", [1]):
+        with pytest.raises(RequestError):
+            byte_level.text_stream(bad)

@@ -1,0 +1,124 @@
+"""`dflash-trt build`: two checkpoints to one engine directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from dflash_trt.build.pipeline import Plan, plan
+from dflash_trt.build.pipeline import build as build_engine
+from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
+from dflash_trt.cli.output import JSON_OPTION, messages, print_json, progress_bar
+from dflash_trt.config import PRECISIONS
+from dflash_trt.engine_dir import EngineDir
+from dflash_trt.errors import ConfigError
+
+
+def build(
+    target: str = typer.Option(
+        ..., help="Recipe name, recipe file, checkpoint folder, .gguf file, or hf:ORG/NAME."
+    ),
+    drafter: str | None = typer.Option(
+        None, help="Drafter checkpoint: a folder or hf:ORG/NAME. A recipe names its own."
+    ),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="Engine directory to write. Default: ./NAME-PRECISION-bBLOCK"
+    ),
+    block: int | None = typer.Option(
+        None, help="Block size, anchor counted. Default: what the drafter was trained with."
+    ),
+    precision: str | None = typer.Option(
+        None, help=f"Weights: {' or '.join(PRECISIONS)}. Default: the recipe's, else fp32."
+    ),
+    max_seq_len: int | None = typer.Option(
+        None, help="Prompt and output tokens of one request. Default: what both models allow, "
+        "at most 4096."
+    ),
+    max_slots: int | None = typer.Option(None, help="Requests that decode together. Default: 4."),
+    prefill_chunk: int | None = typer.Option(
+        None, help="Prompt tokens that one step reads. Default: 256."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace an engine that is there."),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Build an engine directory from a target and its DFlash drafter."""
+    start = time.perf_counter()
+    recipe = find_recipe(target)
+    flags = {
+        "block": block,
+        "precision": precision,
+        "max_seq_len": max_seq_len,
+        "max_slots": max_slots,
+        "prefill_chunk": prefill_chunk,
+    }
+    chosen = {key: value for key, value in flags.items() if value is not None}
+    made = _plan(target, drafter, recipe, chosen)
+    for warning in made.pair.warnings:
+        messages.print(f"warning: {warning}")
+    name = recipe.name if recipe else made.target.stem
+    choices = made.choices
+    folder = output or Path(f"{name}-{choices.precision}-b{choices.block}")
+    with progress_bar() as bar:
+        task = bar.add_task("weights", total=made.source_bytes)
+        engine = build_engine(
+            made,
+            folder,
+            force=force,
+            progress=lambda stage, done, total: bar.update(
+                task, description=stage, completed=done, total=total
+            ),
+        )
+    figures = _figures(made, engine, time.perf_counter() - start)
+    if as_json:
+        print_json(figures)
+    else:
+        _print_table(figures)
+
+
+def _plan(
+    target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any]
+) -> Plan:
+    if recipe is not None:
+        choices = {**recipe.choices, **chosen}
+        if drafter is None:
+            return plan(recipe.target, recipe.drafter, choices, recipe.base)
+        # A path on the command line is relative to where the user stands, not to the recipe.
+        return plan(recipe.target, str(Path(drafter).absolute()), choices, recipe.base)
+    if drafter is None:
+        names = ", ".join(recipe_names())
+        raise ConfigError(
+            f"{target} is not a recipe, and no --drafter is given",
+            hint=f"recipes are {names}; for checkpoints give both --target and --drafter",
+        )
+    return plan(target, drafter, chosen)
+
+
+def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
+    files = engine.manifest["files"].values()
+    return {
+        "engine": str(engine.path),
+        "backend": engine.config.backend,
+        "target": made.references["target"],
+        "drafter": made.references["drafter"],
+        **dataclasses.asdict(made.choices),
+        "engine_bytes": sum(entry["bytes"] for entry in files),
+        "cache_bytes_per_slot": made.cache_bytes_per_slot,
+        "build_s": round(seconds, 3),
+        "warnings": list(made.pair.warnings),
+    }
+
+
+def _print_table(figures: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    for key in ("engine", "target", "drafter", "backend", "precision", "block", "max_seq_len"):
+        table.add_row(key, str(figures[key]))
+    table.add_row("size", f"{figures['engine_bytes'] / 1e6:,.0f} MB")
+    per_slot = f"{figures['cache_bytes_per_slot'] / 1e6:,.0f} MB each, {figures['max_slots']} slots"
+    table.add_row("caches", per_slot)
+    table.add_row("time", f"{figures['build_s']:.1f} s")
+    messages.print(table)

@@ -1,0 +1,91 @@
+"""`dflash-trt generate`: text from an engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from dflash_trt.cli.output import JSON_OPTION, messages, print_json
+from dflash_trt.decode.engine import Engine, Generation
+from dflash_trt.decode.request import Delta, SamplingParams
+from dflash_trt.errors import ConfigError, RequestError
+
+_DEFAULTS = SamplingParams()
+
+THREADS_OPTION = typer.Option(None, help="CPU threads. Default: this process's CPU allowance.")
+WIDTH_OPTION = typer.Option(
+    None, help="Tokens that a step verifies, 1 to the block. Default: the block."
+)
+
+
+def generate(
+    engine: Path = typer.Argument(help="Engine directory."),
+    prompt: str = typer.Option(..., "--prompt", "-p", help="The prompt; - reads standard input."),
+    system: str | None = typer.Option(None, help="System message of the chat."),
+    raw: bool = typer.Option(False, "--raw", help="No chat template: continue the text itself."),
+    max_tokens: int | None = typer.Option(
+        None, help="Tokens to generate at most. Default: what the engine holds."
+    ),
+    temperature: float = typer.Option(_DEFAULTS.temperature, help="0 is greedy."),
+    top_k: int = typer.Option(_DEFAULTS.top_k, help="0 is off."),
+    top_p: float = typer.Option(_DEFAULTS.top_p, help="1 is off."),
+    seed: int = typer.Option(_DEFAULTS.seed, help="Same seed, same text, with or without drafter."),
+    stop: list[str] = typer.Option([], help="End before this text; may be repeated."),
+    ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on after end-of-sequence."),
+    no_draft: bool = typer.Option(
+        False, "--no-draft", help="Plain decoding through the same engine."
+    ),
+    width: int | None = WIDTH_OPTION,
+    threads: int | None = THREADS_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Generate text for one prompt."""
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        stop=tuple(stop), ignore_eos=ignore_eos,
+    )  # fmt: skip
+    if no_draft and width not in (None, 1):
+        raise ConfigError(f"--no-draft and --width {width} contradict each other")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    loaded = Engine.load(engine, threads)
+    ids = encode_prompt(loaded, text, system=system, raw=raw)
+
+    def show(delta: Delta) -> None:
+        typer.echo(delta.text, nl=False)
+
+    result = loaded.generate(
+        ids, params, width=1 if no_draft else width, on_delta=None if as_json else show
+    )
+    if as_json:
+        print_json(result.to_json())
+    else:
+        typer.echo()
+        _print_summary(result)
+
+
+def encode_prompt(engine: Engine, text: str, *, system: str | None, raw: bool) -> list[int]:
+    """Ids of a prompt: through the chat template where there is one, unless `raw`."""
+    if not text.strip():
+        raise RequestError("the prompt is empty")
+    if raw or not engine.tokenizer.has_chat_template:
+        if system is not None:
+            raise RequestError("--system needs a chat template, which is not used here")
+        return engine.tokenizer.encode(text)
+    messages_ = [{"role": "system", "content": system}] if system is not None else []
+    return engine.tokenizer.encode_chat([*messages_, {"role": "user", "content": text}])
+
+
+def _print_summary(result: Generation) -> None:
+    figures = result.to_json()
+    parts = [
+        f"{figures['prompt_tokens']} + {figures['completion_tokens']} tokens",
+        f"finish {figures['finish_reason']}",
+        f"first token {figures['ttft_s']:.2f} s",
+    ]
+    if figures["decode_tokens_per_s"] is not None:
+        parts.append(f"{figures['decode_tokens_per_s']:.1f} tokens/s")
+    if figures["acceptance_length"] is not None:
+        parts.append(f"acceptance length {figures['acceptance_length']:.2f}")
+    messages.print(" · ".join(parts))

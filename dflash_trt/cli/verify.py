@@ -1,0 +1,71 @@
+"""`dflash-trt verify`: is the engine lossless on these prompts?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from dflash_trt.cli.generate import THREADS_OPTION, WIDTH_OPTION, encode_prompt
+from dflash_trt.cli.output import JSON_OPTION, messages, print_json, progress_bar
+from dflash_trt.decode.engine import Engine
+from dflash_trt.decode.request import SamplingParams
+from dflash_trt.errors import ConfigError
+from dflash_trt.lossless.prompts import bundled_prompts, interleaved, read_prompts
+from dflash_trt.lossless.verify import Report
+from dflash_trt.lossless.verify import verify as run_verify
+
+
+def verify(
+    engine: Path = typer.Argument(help="Engine directory."),
+    prompts: Path | None = typer.Option(
+        None, help="Text file, one prompt a line. Default: the bundled prompts."
+    ),
+    num_prompts: int | None = typer.Option(None, help="Use only so many of them."),
+    max_tokens: int = typer.Option(128, help="Tokens to generate for each prompt."),
+    temperature: float = typer.Option(0.0, help="0 is greedy; above, seeded sampling."),
+    seed: int = typer.Option(0, help="Seed of the sampling."),
+    width: int | None = WIDTH_OPTION,
+    exact: bool = typer.Option(
+        False, "--exact", help="Run plain decoding in the shape of a block, as the control."
+    ),
+    threads: int | None = THREADS_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Compare decoding with and without the drafter, token for token. Exit 1 if they differ."""
+    if num_prompts is not None and num_prompts < 1:
+        raise ConfigError(f"num_prompts is {num_prompts}, at least 1 is needed")
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    texts = read_prompts(prompts) if prompts else interleaved(bundled_prompts())
+    texts = texts[:num_prompts]
+    loaded = Engine.load(engine, threads)
+    ids = [encode_prompt(loaded, text, system=None, raw=False) for text in texts]
+    chosen = loaded.session.limits.block if width is None else width
+    with progress_bar() as bar:
+        task = bar.add_task("prompts", total=len(ids))
+        report = run_verify(
+            loaded, ids, params, width=chosen, exact=exact,
+            on_prompt=lambda report: bar.update(task, completed=report.prompts),
+        )  # fmt: skip
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_report(report)
+    if not report.lossless:
+        raise typer.Exit(1)
+
+
+def _print_report(report: Report) -> None:
+    verdict = "lossless" if report.lossless else "NOT lossless"
+    length = report.acceptance_length
+    shown = "" if length is None else f", acceptance length {length:.2f}"
+    messages.print(
+        f"{verdict}: {report.prompts} prompts, {report.tokens} tokens, "
+        f"verify width {report.width}{shown}"
+    )
+    for miss in report.mismatches:
+        margin = "" if miss.logit_margin is None else f", logit margin {miss.logit_margin:.2e}"
+        messages.print(
+            f"  prompt {miss.prompt}, token {miss.position}: plain {miss.plain_token}, "
+            f"drafted {miss.draft_token}{margin}"
+        )

@@ -1,0 +1,134 @@
+"""The losslessness check: speculative output must equal plain output, token for token.
+
+Both run in one engine. Plain decoding reads one token a step, a block several; on hardware whose
+sums depend on the shape, a near tie may fall either way. The margin tells a tie from a bug, and
+`exact` runs plain decoding in the shape of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.decode.engine import Engine
+from dflash_trt.decode.request import SamplingParams
+from dflash_trt.runtime.session import StepRows
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first token at which a prompt's two outputs differ."""
+
+    prompt: int
+    position: int  # index in the output
+    plain_token: int | None  # None: the output had ended
+    draft_token: int | None
+    logit_margin: float | None  # plain token's logit minus the other's, from a fresh pass
+
+
+@dataclass
+class Report:
+    """What `verify` found; `to_json` is its `--json`."""
+
+    width: int
+    exact: bool
+    prompts: int = 0
+    tokens: int = 0
+    steps: int = 0
+    decoded: int = 0
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every prompt gave the same tokens both ways."""
+        return not self.mismatches
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per decode step over all prompts, bonus counted."""
+        return self.decoded / self.steps if self.steps else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types."""
+        return {
+            "lossless": self.lossless,
+            "prompts": self.prompts,
+            "tokens": self.tokens,
+            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "acceptance_length": self.acceptance_length,
+            "width": self.width,
+            "exact": self.exact,
+        }
+
+
+def verify(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    width: int,
+    exact: bool = False,
+    on_prompt: Callable[[Report], None] = lambda report: None,
+) -> Report:
+    """Generate every prompt (token ids) with and without the drafter and compare."""
+    report = Report(width, exact)
+    for index, prompt in enumerate(prompts):
+        plain = engine.generate(prompt, params, width=1, padded_width=width if exact else None)
+        drafted = engine.generate(prompt, params, width=width)
+        report.prompts += 1
+        report.tokens += len(drafted.token_ids)
+        report.steps += drafted.stats.steps
+        report.decoded += drafted.stats.tokens
+        position = _first_difference(plain.token_ids, drafted.token_ids)
+        if position is not None:
+            tokens = (_at(plain.token_ids, position), _at(drafted.token_ids, position))
+            margin = _margin(engine, [*prompt, *plain.token_ids[:position]], tokens)
+            report.mismatches.append(Mismatch(index, position, *tokens, margin))
+        on_prompt(report)
+    return report
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    pairs = zip(a, b, strict=False)
+    different = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
+    if different is None and len(a) != len(b):
+        return min(len(a), len(b))
+    return different
+
+
+def _at(tokens: Sequence[int], position: int) -> int | None:
+    return tokens[position] if position < len(tokens) else None
+
+
+def _margin(
+    engine: Engine, context: Sequence[int], tokens: tuple[int | None, int | None]
+) -> float | None:
+    """How far apart the two tokens' logits are after `context`, read in prompt chunks."""
+    if tokens[0] is None or tokens[1] is None:
+        return None
+    chunk = engine.session.limits.prefill_chunk
+    logits: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    for start in range(0, len(context), chunk):
+        part = context[start : start + chunk]
+        rows = _prompt_rows(part, start)
+        logits = engine.session.step(0, rows, 0, want_logits=True).logits
+    assert logits is not None
+    row = logits[0, 0]  # the first verified row is that of the last known token
+    return float(row[tokens[0]] - row[tokens[1]])
+
+
+def _prompt_rows(tokens: Sequence[int], length: int) -> StepRows:
+    one = np.ones(1, np.int32)
+    return StepRows(
+        tokens=np.array([tokens], np.int32),
+        length=one * length,
+        count=one * len(tokens),
+        known=one * len(tokens),
+        temperature=np.zeros(1, np.float32),
+        top_k=one * 0,
+        top_p=np.ones(1, np.float32),
+        seed=np.zeros(1, np.int64),
+    )

@@ -1,0 +1,121 @@
+"""A pair: what target and drafter must share, and one set of names for both models' weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import drafter_tensors, save_drafter, save_gguf, save_hf
+
+from dflash_trt.checkpoint import check_block, check_pair, open_target, read_pair
+from dflash_trt.config import PairConfig
+from dflash_trt.errors import MissingTensor, PairMismatch
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("pair")
+    save_hf(base / "target", "qwen3")
+    drafter = save_drafter(base / "drafter", dflash_config={"target_layer_ids": [0, 1]})
+    return base / "target", drafter
+
+
+def test_read_pair(folders: tuple[Path, Path]) -> None:
+    pair = read_pair(*folders)
+    assert pair.config.drafter.target_layer_ids == (0, 1)
+    assert PairConfig.from_json(pair.config.to_json()) == pair.config
+    assert pair.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "message"),
+    [
+        ({"hidden_size": 128}, {}, "target_hidden_size 64 differs from target hidden_size 128"),
+        ({}, {"hidden_size": 32}, "hidden_size 32 differs from target hidden_size 64"),
+        ({}, {"vocab_size": 100}, "vocab_size 100 differs from target vocab_size 96"),
+        ({"vocab_size": 128}, {}, "vocab_size 96 differs from target vocab_size 128"),
+        ({}, {"num_target_layers": 36}, "num_target_layers 36 differs from .*layers 3"),
+        ({}, {"target_layer_ids": (0, 3)}, r"\[0, 3\]: 3 is not a layer of the target, .* 0\.\.2"),
+        ({}, {"target_layer_ids": (1, 1)}, "has an id twice"),
+        ({}, {"mask_token_id": 96}, "mask_token_id 96 is outside the target's embedding of 96"),
+    ],
+)
+def test_mismatch_names_both_numbers(
+    folders: tuple[Path, Path], target: Any, drafter: Any, message: str
+) -> None:
+    config = read_pair(*folders).config
+    with pytest.raises(PairMismatch, match=message):
+        check_pair(
+            dataclasses.replace(config.target, **target),
+            dataclasses.replace(config.drafter, **drafter),
+        )
+
+
+def test_what_is_allowed(folders: tuple[Path, Path]) -> None:
+    config = read_pair(*folders).config
+    other = dataclasses.replace(config.drafter, hidden_size=32, own_embedding=True,
+                                own_lm_head=True, num_target_layers=None)  # fmt: skip
+    assert check_pair(config.target, other) == ()
+    last = dataclasses.replace(config.drafter, target_layer_ids=(0, 2), mask_token_id=95)
+    (remark,) = check_pair(config.target, last)
+    assert "last target layer (2)" in remark
+
+
+def test_block_is_at_most_the_trained_one(folders: tuple[Path, Path]) -> None:
+    config = read_pair(*folders).config
+    for block in (2, 7, 8):
+        check_block(config, block)
+    for block in (9, 16, 1, 0, -3):
+        with pytest.raises(PairMismatch, match=f"block {block} was asked .* with block 8"):
+            check_block(config, block)
+
+
+def test_weights_of_an_untied_pair(folders: tuple[Path, Path]) -> None:
+    pair = read_pair(*folders)
+    weights = pair.weights()
+    names = weights.names()
+    assert len(names) == len(set(names))
+    assert "target.layers.0.self_attn.q_proj.weight" in names
+    assert {"target.embed_tokens.weight", "target.norm.weight", "target.lm_head.weight",
+            "drafter.fc.weight", "drafter.hidden_norm.weight", "drafter.norm.weight",
+            "drafter.layers.1.mlp.up_proj.weight"} <= set(names)  # fmt: skip
+    for name in names:
+        assert weights.canonical(name) == name
+        assert weights.read(name).shape == weights.info(name).shape
+    assert weights.canonical("drafter.embed_tokens.weight") == "target.embed_tokens.weight"
+    assert weights.canonical("drafter.lm_head.weight") == "target.lm_head.weight"
+    np.testing.assert_array_equal(
+        weights.read("drafter.lm_head.weight"), pair.target_source.read("lm_head.weight")
+    )
+    np.testing.assert_array_equal(
+        weights.read_rows("drafter.fc.weight", 1, 3), pair.drafter_source.read("fc.weight")[1:3]
+    )
+    assert weights.raw("drafter.fc.weight").dtype.itemsize == 2
+    assert weights.q4_blocks("drafter.fc.weight") is None
+    for name in ("target.nope", "drafter.nope", "fc.weight", "target.model.norm.weight"):
+        with pytest.raises(MissingTensor, match="is missing"):
+            weights.read(name)
+
+
+def test_weights_of_a_tied_pair_with_own_embedding(tmp_path: Path) -> None:
+    save_hf(tmp_path / "target", "llama", tie_word_embeddings=True)
+    own = drafter_tensors() | {"embed_tokens.weight": torch.ones(96, 64)}
+    save_drafter(tmp_path / "drafter", own)
+    weights = read_pair(tmp_path / "target", tmp_path / "drafter").weights()
+    assert "target.lm_head.weight" not in weights.names()
+    assert weights.canonical("target.lm_head.weight") == "target.embed_tokens.weight"
+    assert weights.canonical("drafter.lm_head.weight") == "target.embed_tokens.weight"
+    assert weights.canonical("drafter.embed_tokens.weight") == "drafter.embed_tokens.weight"
+    assert weights.info("target.lm_head.weight").name == "target.embed_tokens.weight"
+
+
+def test_gguf_target_of_a_pair(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "m.gguf", kind="Q4_0")
+    drafter = save_drafter(tmp_path / "drafter")
+    with pytest.raises(PairMismatch, match=r"target_hidden_size 64 .* hidden_size 256"):
+        read_pair(path, drafter)
+    assert open_target(path).config.vocab_size == 96
