@@ -130,7 +130,13 @@ class PairConfig:
 def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:
     fields = dict(data)
     attention = dict(fields["attention"])
-    attention["rope"] = RopeConfig(**attention["rope"])
+    rope = dict(attention["rope"])
+    # JSON has no tuples: facts compare equal only after the way back.
+    rope["params"] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in rope["params"].items()
+    }
+    attention["rope"] = RopeConfig(**rope)
     fields["attention"] = AttentionConfig(**attention)
     fields["masks"] = tuple(LayerMask(**mask) for mask in fields["masks"])
     for name in ("eos_token_ids", "target_layer_ids"):

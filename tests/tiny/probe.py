@@ -1,0 +1,122 @@
+"""The step graph of a tiny pair with inner tensors as further outputs.
+
+It is the graph that engines are built from; only outputs are added, found by the weights beside
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from dflash_trt import contract as c
+from dflash_trt.checkpoint.pair import read_pair
+from dflash_trt.graph import Graph, Node, Tensor
+from dflash_trt.lower.onnx import lower_to_onnx
+from dflash_trt.lower.onnx_weights import OnnxWeights
+from dflash_trt.nets.step import trace_step
+from dflash_trt.quantize.policy import bits_of
+from tiny.models import TinyPair
+
+F32 = npt.NDArray[np.float32]
+GREEDY = {c.TEMPERATURE: np.float32, c.TOP_K: np.int32, c.SEED: np.int64}
+
+
+class Probe:
+    """Runs steps without the runtime: caches go in and come out as plain arrays."""
+
+    def __init__(
+        self, pair: TinyPair, folder: Path, *, block: int | None = None, capacity: int = 128,
+        slots: int = 1, precision: str = "fp32", decompose: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        read = read_pair(pair.target_dir, pair.drafter_dir)
+        self.pair = read.config
+        self.block = block or pair.block
+        graph = trace_step(read.config, self.block, capacity)
+        for name, tensor in _taps(graph, len(read.config.drafter.target_layer_ids)).items():
+            graph.add_output(name, tensor)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "weights.bin").open("wb") as data:
+            weights = OnnxWeights(read.weights(), data, "weights.bin", bits_of(precision))
+            model = lower_to_onnx(graph, weights, decompose)
+        (folder / "probe.onnx").write_bytes(model.SerializeToString())
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(str(folder / "probe.onnx"), options)
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.caches = {
+            spec.name: np.zeros((slots, spec.num_heads, capacity, spec.head_dim), np.float32)
+            for spec in c.all_caches(read.config)
+        }
+
+    def step(
+        self, tokens: Sequence[Sequence[int]], length: Sequence[int], known: Sequence[int],
+        count: Sequence[int] | None = None, drafts: int | None = None, **sampling: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One step of all slots; every output by name. Rows are padded to the longest."""
+        width = max(len(row) for row in tokens)
+        padded = np.zeros((len(tokens), width), np.int32)
+        for index, row in enumerate(tokens):
+            padded[index, : len(row)] = row
+        counts = [len(row) for row in tokens] if count is None else count
+        num_drafts = self.block - 1 if drafts is None else drafts
+        offsets = np.arange(self.block, dtype=np.int32)
+        feeds = {
+            c.TOKENS: padded,
+            c.LENGTH: np.array(length, np.int32),
+            c.COUNT: np.array(counts, np.int32),
+            c.KNOWN: np.array(known, np.int32),
+            c.BLOCK_OFFSETS: offsets if num_drafts else offsets[:0],
+            c.DRAFT_OFFSETS: offsets[1 : 1 + num_drafts],
+            c.TOP_P: np.array(sampling.get(c.TOP_P, [1.0] * len(tokens)), np.float32),
+            **{
+                name: np.array(sampling.get(name, [0] * len(tokens)), dtype)
+                for name, dtype in GREEDY.items()
+            },
+            **self.caches,
+        }
+        made = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
+        self.caches = {name: made.pop(c.UPDATED + name) for name in self.caches}
+        return made
+
+    def read_text(self, tokens: Sequence[int], chunks: Sequence[int]) -> list[dict[str, Any]]:
+        """Read one text in pieces of these sizes; the outputs of every step."""
+        made, start = [], 0
+        for size in chunks:
+            piece = list(tokens[start : start + size])
+            made.append(self.step([piece], [start], known=[1]))
+            start += size
+        return made
+
+
+def _taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
+    head = _product(graph, "target.lm_head.weight")
+    fuse = _product(graph, "drafter.fc.weight")
+    final = _normed(graph, "drafter.norm.weight")
+    choices = [node for node in graph.nodes if node.op == "argmax"]
+    assert len(choices) == 2, "one greedy choice each of target and drafter"
+    joined = next(node for node in graph.nodes if fuse.inputs[0] in node.outputs)
+    assert len(joined.inputs) == num_features
+    return {
+        "target_logits": head.outputs[0],
+        "features": fuse.inputs[0],
+        "context": _normed(graph, "drafter.hidden_norm.weight").outputs[0],
+        "draft_hidden": final.outputs[0],
+        "draft_logits": choices[1].inputs[0],
+    }
+
+
+def _product(graph: Graph, weight: str) -> Node:
+    products = (node for node in graph.nodes if node.op == "linear")
+    return next(n for n in products if n.attrs["weights"][0].name == weight)
+
+
+def _normed(graph: Graph, weight: str) -> Node:
+    named = {n.outputs[0]: n.attrs["name"] for n in graph.nodes if n.op == "param"}
+    norms = (node for node in graph.nodes if node.op == "rms_norm")
+    return next(node for node in norms if named[node.inputs[1]] == weight)
