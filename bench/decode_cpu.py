@@ -28,6 +28,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 
 
 def main() -> None:
+    """Run every way on every prompt and write the report."""
     args = _arguments()
     engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engine)}
     reference = _Transformers(Path(args.gguf)) if args.gguf else None

@@ -26,8 +26,7 @@ class Products:
         nodes = [self._alone(node) for node in model.graph.node if node.op_type in PRODUCTS]
         used = {name for node in nodes for name in node.input if name in self._weights}
         outputs = [
-            helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
-            for node in nodes
+            helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes
         ]
         graph = helper.make_graph(
             nodes,

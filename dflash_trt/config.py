@@ -50,12 +50,14 @@ class AttentionConfig:
                 f"num_key_value_heads {self.num_kv_heads}"
             )
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim {self.head_dim} is odd: rotary embedding needs an even one")
+            raise ConfigError(
+                f"head_dim {self.head_dim} is odd: rotary embedding needs an even one"
+            )
 
 
 @dataclass(frozen=True)
 class LayerMask:
-    """Which keys a layer's queries see: `causal` inside the block, `window` keys back (None: all)."""
+    """Which keys a query sees: `causal`: none behind it; `window`: so many back (None: all)."""
 
     causal: bool
     window: int | None = None
@@ -117,7 +119,7 @@ class PairConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PairConfig:
-        """Inverse of `to_json`. Raises `ConfigError` when a field is missing, unknown or mistyped."""
+        """Inverse of `to_json`. Raises `ConfigError` for a missing or unknown field."""
         try:
             return cls(
                 target=_model_from_json(TargetConfig, data["target"]),

@@ -1,4 +1,4 @@
-"""Names, dims and types of the step graph's inputs and outputs: the one place that both halves read.
+"""Names, dims and types of the step graph's inputs and outputs: what both halves share.
 
 The build half declares the graph with these names; the run half binds memory to them.
 """

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 
 class DFlashError(Exception):
-    """Base of all errors that the user can act on: `message` says what and where, `hint` what to do."""
+    """An error the user can act on: `message` says what and where, `hint` what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tiny import Probe, TinyEngine, TinyPair, build_engine, greedy_rows, save_pair, train_drafter
+from tiny import (
+    EngineMaker,
+    PairMaker,
+    Probe,
+    ProbeMaker,
+    TinyEngine,
+    TinyPair,
+    build_engine,
+    greedy_rows,
+    save_pair,
+    train_drafter,
+)
 
 torch.set_num_threads(1)
-
-PairMaker = Callable[..., TinyPair]
-EngineMaker = Callable[..., TinyEngine]
-ProbeMaker = Callable[..., Probe]
-
 
 def _key(*values: Any) -> str:
     return json.dumps(values, sort_keys=True, default=str)

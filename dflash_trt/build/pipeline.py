@@ -52,9 +52,7 @@ class Plan:
         return sum(spec.num_heads * spec.head_dim * rows * 4 for spec in specs)
 
 
-def plan(
-    target: str, drafter: str, choices: Mapping[str, Any], base: Path | None = None
-) -> Plan:
+def plan(target: str, drafter: str, choices: Mapping[str, Any], base: Path | None = None) -> Plan:
     """Read and check everything but the weights' bytes. Missing choices come from the pair.
 
     Raises `CheckpointError`, `PairMismatch` or `ConfigError`.
@@ -85,9 +83,7 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
         tokenizer.export(folder)
         with (folder / engine_dir.WEIGHTS).open("wb") as data:
             reader = _Reporting(plan.pair.weights(), progress, plan.source_bytes)
-            weights = OnnxWeights(
-                reader, data, engine_dir.WEIGHTS, bits_of(plan.choices.precision)
-            )
+            weights = OnnxWeights(reader, data, engine_dir.WEIGHTS, bits_of(plan.choices.precision))
             model = lower_to_onnx(graph, weights)
         (folder / engine_dir.MODEL).write_bytes(model.SerializeToString())
         progress("checksums", plan.source_bytes, plan.source_bytes)

@@ -36,8 +36,9 @@ def build(
         None, help=f"Weights: {' or '.join(PRECISIONS)}. Default: the recipe's, else fp32."
     ),
     max_seq_len: int | None = typer.Option(
-        None, help="Prompt and output tokens of one request. Default: what both models allow, "
-        "at most 4096."
+        None,
+        help="Prompt and output tokens of one request. Default: what both models allow, "
+        "at most 4096.",
     ),
     max_slots: int | None = typer.Option(None, help="Requests that decode together. Default: 4."),
     prefill_chunk: int | None = typer.Option(
@@ -80,9 +81,7 @@ def build(
         _print_table(figures)
 
 
-def _plan(
-    target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any]
-) -> Plan:
+def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any]) -> Plan:
     if recipe is not None:
         choices = {**recipe.choices, **chosen}
         if drafter is None:

@@ -73,9 +73,7 @@ class Engine:
         session = OrtSession(engine.model, pair, limits, num_threads)
         return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids)
 
-    def scheduler(
-        self, width: int | None = None, padded_width: int | None = None
-    ) -> Scheduler:
+    def scheduler(self, width: int | None = None, padded_width: int | None = None) -> Scheduler:
         """A scheduler over this session; verify `width` defaults to the whole block.
 
         One at a time: schedulers share the session's slots.

@@ -171,9 +171,7 @@ class Scheduler:
         ids = tuple(new[: block.num_tokens])
         return Delta(slot.request_id, ids, block.text, block.reason)
 
-    def _rows(
-        self, batch: list[tuple[Slot | None, list[int], int]], least_width: int
-    ) -> StepRows:
+    def _rows(self, batch: list[tuple[Slot | None, list[int], int]], least_width: int) -> StepRows:
         """Pad the rows of (slot, tokens, known) to one width; an idle row has count 0."""
         width = max(least_width, *(len(tokens) for _, tokens, _ in batch))
         tokens = np.zeros((len(batch), width), np.int32)

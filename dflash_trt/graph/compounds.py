@@ -14,6 +14,7 @@ import numpy as np
 from dflash_trt.graph import primitives as p
 from dflash_trt.graph.graph import DType, Tensor, current_graph
 
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis, FP32 inside (plain weight, not 1 + weight)."""
     return _compound("rms_norm", [x, weight], x, eps=eps)
@@ -31,9 +32,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def prefix_count(matches: Tensor) -> Tensor:
     """How many leading elements of the last axis are true: bool [B, R] -> int32 [B]."""
-    node = current_graph().add_node(
-        "prefix_count", [matches], [(matches.shape[:-1], DType.I32)]
-    )
+    node = current_graph().add_node("prefix_count", [matches], [(matches.shape[:-1], DType.I32)])
     return node[0]
 
 

@@ -72,6 +72,7 @@ class Graph:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     parent: Graph | None = None
+    _count: int = 0
 
     def add_input(self, name: str, shape: Shape, dtype: DType) -> Tensor:
         """Declare a graph input that is bound by name at run time."""
@@ -92,7 +93,7 @@ class Graph:
         results: Sequence[tuple[Shape, DType]],
         attrs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Append a node and return its outputs, named `/scope/op` with a number where it repeats."""
+        """Append a node and return its outputs, named `/scope/op.number`."""
         stem = "/".join(("", *_SCOPE.get(), op))
         base = f"{stem}.{self._next_number()}"
         outputs = tuple(
@@ -106,10 +107,8 @@ class Graph:
         root = self
         while root.parent is not None:
             root = root.parent
-        root._count = getattr(root, "_count", 0) + 1
+        root._count += 1
         return root._count
-
-    _count: int = 0
 
     def walk(self) -> Iterator[Node]:
         """All nodes in order, those of branches after the node that owns them."""

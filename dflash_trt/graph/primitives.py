@@ -232,9 +232,7 @@ def attention(
     return _one("attention", inputs, query.shape, query.dtype, mask=mask)
 
 
-def cond(
-    predicate: Tensor, then: Callable[[], Tensor], otherwise: Callable[[], Tensor]
-) -> Tensor:
+def cond(predicate: Tensor, then: Callable[[], Tensor], otherwise: Callable[[], Tensor]) -> Tensor:
     """`then()` or `otherwise()`, whichever the scalar boolean says; only that one is computed."""
     graphs = []
     for branch in (then, otherwise):

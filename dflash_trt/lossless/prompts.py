@@ -22,9 +22,7 @@ def bundled_prompts() -> dict[str, list[str]]:
 def interleaved(classes: dict[str, list[str]]) -> list[str]:
     """One prompt of each class in turn, so that any leading part is mixed."""
     longest = max(len(prompts) for prompts in classes.values())
-    return [
-        prompts[i] for i in range(longest) for prompts in classes.values() if i < len(prompts)
-    ]
+    return [prompts[i] for i in range(longest) for prompts in classes.values() if i < len(prompts)]
 
 
 def read_prompts(file: Path) -> list[str]:

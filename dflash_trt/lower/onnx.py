@@ -146,11 +146,11 @@ def _rename_outputs(
     rename: dict[str, str] = {}
     kept = []
     for node in nodes:
-        if node.op_type == "Identity" and node.output[0] in outputs:
-            if node.input[0] not in rename:
-                rename[node.input[0]] = node.output[0]
-                continue
-        kept.append(node)
+        is_final = node.op_type == "Identity" and node.output[0] in outputs
+        if is_final and node.input[0] not in rename:
+            rename[node.input[0]] = node.output[0]
+        else:
+            kept.append(node)
     for node in kept:
         _rename_in(node, rename)
     return kept
@@ -333,21 +333,19 @@ def _attention(low: _OnnxLowering, node: Node) -> list[str]:
     return _unless_empty(low, node, inputs, int(mask.causal))
 
 
-def _unless_empty(
-    low: _OnnxLowering, node: Node, inputs: list[str], is_causal: int
-) -> list[str]:
+def _unless_empty(low: _OnnxLowering, node: Node, inputs: list[str], is_causal: int) -> list[str]:
     """Attention, or nothing in a step that drafts nothing: ONNX Runtime refuses zero queries."""
     rows = low.emit("Shape", [inputs[0]], node, start=2, end=3)[0]
     some = low.emit("Greater", [rows, low.const([0], np.int64)], node)[0]
     result = node.outputs[0]
-    branches = []
-    for op, operands, attrs in (
-        ("Attention", inputs, {"is_causal": is_causal}),
-        ("Identity", inputs[:1], {}),
-    ):
-        name = low.fresh("result")
-        made = helper.make_node(op, operands, [name], name=low.fresh(f"{node.scope}/{op}"), **attrs)
-        branches.append(helper.make_graph([made], op, [], [_value_info(name, result)]))
+    full, nothing = low.fresh("result"), low.fresh("result")
+    branches = [
+        helper.make_graph([made], made.op_type, [], [_value_info(made.output[0], result)])
+        for made in (
+            helper.make_node("Attention", inputs, [full], is_causal=is_causal),
+            helper.make_node("Identity", inputs[:1], [nothing]),
+        )
+    ]
     return low.emit("If", [some], node, then_branch=branches[0], else_branch=branches[1])
 
 

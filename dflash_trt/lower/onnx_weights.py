@@ -45,13 +45,16 @@ class StoredBlocks(Protocol):
     """4-bit blocks as a checkpoint stores them, in the layout of `Blocks`."""
 
     @property
-    def codes(self) -> npt.NDArray[np.uint8]: ...
+    def codes(self) -> npt.NDArray[np.uint8]:
+        """[out, blocks, 16]."""
 
     @property
-    def scales(self) -> F32: ...
+    def scales(self) -> F32:
+        """[out, blocks]."""
 
     @property
-    def offsets(self) -> F32 | None: ...
+    def offsets(self) -> F32 | None:
+        """[out, blocks], None where zero everywhere."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,10 @@ class OnnxWeights:
         stem = f"{key}/{bits}bit"
         if (stem, "has_offsets") not in self._names:
             blocks = stack([self._blocks(name, bits) for name in names])
-            parts = {"codes": blocks.codes, "scales": blocks.scales, "offsets": blocks.offsets}
-            for part, array in parts.items():
+            parts: list[tuple[str, npt.NDArray[Any] | None]] = [
+                ("codes", blocks.codes), ("scales", blocks.scales), ("offsets", blocks.offsets)
+            ]  # fmt: skip
+            for part, array in parts:
                 if array is not None:
                     region = self._write([array])
                     self._point_at(f"{stem}/{part}", array.dtype, array.shape, region)

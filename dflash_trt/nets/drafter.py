@@ -132,9 +132,7 @@ def _layer(
         x = norm(hidden, f"{prefix}.input_layernorm.weight", eps)
         q, k, v = project(x, f"{prefix}.self_attn", "qkv", attn)
         q = split_heads(q, attn, f"{prefix}.self_attn.q_norm.weight", eps)
-        k = split_heads(
-            compact(injected[0], k), attn, f"{prefix}.self_attn.k_norm.weight", eps
-        )
+        k = split_heads(compact(injected[0], k), attn, f"{prefix}.self_attn.k_norm.weight", eps)
         v = split_heads(compact(injected[1], v), attn, None, eps)
         key = kv_update(cache[0], place.rows.rotate(k), place.rows.start)
         value = kv_update(cache[1], v, place.rows.start)

@@ -45,9 +45,7 @@ def project(x: Tensor, prefix: str, kinds: str, attention: AttentionConfig) -> l
     return linear(x, [projection(prefix, kind, attention) for kind in kinds])
 
 
-def split_heads(
-    x: Tensor, attention: AttentionConfig, norm_name: str | None, eps: float
-) -> Tensor:
+def split_heads(x: Tensor, attention: AttentionConfig, norm_name: str | None, eps: float) -> Tensor:
     """[B, S, N * D] -> [B, N, S, D], with a per-head RMS norm where the model has one."""
     width = x.shape[-1]
     assert isinstance(width, int)

@@ -47,7 +47,8 @@ def _llama3(inverse: F32, params: dict[str, Any]) -> F32:
     wavelength = 2 * math.pi / inverse
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     # wavelength < original/high gives smooth 1 (kept), > original/low gives 0 (stretched).
-    return ((1 - smooth) * inverse / params["factor"] + smooth * inverse).astype(np.float32)
+    blended: F32 = (1 - smooth) * inverse / params["factor"] + smooth * inverse
+    return blended.astype(np.float32)
 
 
 def _yarn(inverse: F32, theta: float, head_dim: int, params: dict[str, Any]) -> F32:
@@ -65,7 +66,8 @@ def _yarn(inverse: F32, theta: float, head_dim: int, params: dict[str, Any]) -> 
         high += 0.001  # the reference's own guard against a division by zero
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0.0, 1.0)
     stretched = inverse / np.float32(params["factor"])
-    return (stretched * ramp + inverse * (1 - ramp)).astype(np.float32)
+    blended: F32 = stretched * ramp + inverse * (1 - ramp)
+    return blended.astype(np.float32)
 
 
 def _yarn_factor(params: dict[str, Any]) -> float:

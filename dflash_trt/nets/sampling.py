@@ -1,4 +1,4 @@
-"""The choice of a token from logits: greedy, or Gumbel-max with noise that target and drafter share.
+"""The choice of a token from logits: greedy, or Gumbel-max with noise that both models share.
 
 The noise of (seed, position, token id) is one fixed function, so a seed gives the same text with
 and without drafting, at any block size, batch and slot: losslessness under sampling is an equality.
@@ -79,11 +79,15 @@ def choose(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
 def gumbel_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """Gumbel noise F32 [B, R, N]: seed int64 [B], positions int32 [B, R], ids int32 [B, R, N]."""
     slots, rows = positions.shape
+    key, other = (constant(value, DType.I64) for value in ROUND_KEYS)
     low = reshape(mod(seed, PRIME), (slots, 1))
     high = reshape(mod(floor_div(seed, PRIME), PRIME), (slots, 1))
-    row = _mix(_mix(cast(positions, DType.I64), low), add(high, ROUND_KEYS[0]))
-    first = reshape(_mix(row, constant(ROUND_KEYS[0], DType.I64)), (slots, rows, 1))
-    second = reshape(_mix(row, constant(ROUND_KEYS[1], DType.I64)), (slots, rows, 1))
+    # Mixed before the position is added, or seed 8 would be seed 7 one position later.
+    low = _mix(low, key)
+    high = _mix(_mix(high, low), other)
+    row = _mix(_mix(cast(positions, DType.I64), low), high)
+    first = reshape(_mix(row, key), (slots, rows, 1))
+    second = reshape(_mix(row, other), (slots, rows, 1))
     bits = _mix(_mix(cast(ids, DType.I64), first), second)
     bits = floor_div(bits, 2 ** (31 - NOISE_BITS))
     uniform = mul(add(cast(bits, DType.F32), 0.5), 2.0**-NOISE_BITS)

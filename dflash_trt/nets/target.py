@@ -36,9 +36,7 @@ def target_forward(
     caches: Sequence[tuple[Tensor, Tensor]],
 ) -> TargetPass:
     """Read tokens int32 [B, S], which sit at `span`, and write their keys and values."""
-    hidden = embedding(
-        tokens, "target.embed_tokens.weight", config.vocab_size, config.hidden_size
-    )
+    hidden = embedding(tokens, "target.embed_tokens.weight", config.vocab_size, config.hidden_size)
     outputs, updated = [], []
     for layer, (key, value) in enumerate(caches):
         with scope(f"target.layers.{layer}"):

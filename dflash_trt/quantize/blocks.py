@@ -31,7 +31,7 @@ class Blocks:
         """The weight [out, in] as float32."""
         if self.bits == 4:
             pairs = np.stack([self.codes & 15, self.codes >> 4], axis=-1)
-            codes = pairs.reshape(*self.codes.shape[:2], BLOCK_SIZE)
+            codes: U8 = pairs.reshape(*self.codes.shape[:2], BLOCK_SIZE)
         else:
             codes = self.codes
         centred = codes.astype(np.float32) - np.float32(2 ** (self.bits - 1))
@@ -56,13 +56,14 @@ def quantize(weight: F32, bits: int) -> Blocks:
     best_error = np.full(blocks.shape[:2], np.inf, np.float32)
     for factor in _SCALE_CANDIDATES:
         scales = (peak / np.float32(-8) * np.float32(factor)).astype(np.float32)
-        codes = _codes(blocks, scales, 4).astype(np.float32)
-        error = np.square((codes - 8) * scales[..., None] - blocks).sum(-1)
+        centred = _codes(blocks, scales, 4).astype(np.float32) - np.float32(8)
+        error = np.square(centred * scales[..., None] - blocks).sum(-1)
         better = error < best_error
         best_scales = np.where(better, scales, best_scales)
         best_error = np.where(better, error, best_error)
     codes = _codes(blocks, best_scales, 4)
-    return Blocks(4, codes[..., ::2] | (codes[..., 1::2] << 4), best_scales, None)
+    packed: U8 = np.bitwise_or(codes[..., ::2], codes[..., 1::2] * np.uint8(16))
+    return Blocks(4, packed, best_scales, None)
 
 
 def stack(parts: list[Blocks]) -> Blocks:
@@ -83,4 +84,5 @@ def _codes(blocks: F32, scales: F32, bits: int) -> U8:
     half = 2 ** (bits - 1)
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)
     codes = np.rint(blocks * inverse[..., None]) + half
-    return np.clip(codes, 0, 2 * half - 1).astype(np.uint8)
+    limited: U8 = np.clip(codes, 0, 2 * half - 1).astype(np.uint8)
+    return limited

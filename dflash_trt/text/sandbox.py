@@ -24,11 +24,16 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: A 1000-message chat with tools takes about 2 % of these.
-MAX_STEPS = 2_000_000
-MAX_SIZE = 2**27
-MAX_SECONDS = 20.0
+#: Loop rounds, calls, operators. A chat of 1000 messages with tools takes about 40,000.
+MAX_STEPS = 500_000
+#: Values in lists and dicts, counted again whenever one is built or written.
+MAX_VALUES = 2**24
+#: Characters made, in all intermediate texts together.
+MAX_CHARS = 2**27
+#: Only for what the other limits do not catch, so that they decide, not the machine's speed.
+MAX_SECONDS = 10.0
 MAX_WIDTH = 1000
+MAX_BITS = 4096
 
 _FREE_FILTERS = """abs count d default first float groupby int items last length list map max min
     reject rejectattr reverse round safe select selectattr sort unique attr dictsort"""
@@ -69,7 +74,7 @@ class _MeteredCode(CodeGenerator):
     """Compiles loops, literals and `~` so that they report to the environment."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
-        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+        tick = nodes.EnvironmentAttribute("tick()")
         # A loop with a test may pass over items without running its body: the test must count.
         node.test = tick if node.test is None else nodes.And(tick, node.test)
         super().visit_For(node, frame)
@@ -118,7 +123,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             extensions=[jinja2.ext.loopcontrols, _Generation],
         )
         self._steps = MAX_STEPS
-        self._size = MAX_SIZE
+        self._values = MAX_VALUES
+        self._chars = MAX_CHARS
         self._deadline = time.monotonic() + MAX_SECONDS
         known = {**self.filters, "tojson": _tojson}
         free = {name: self._free_filter(known[name]) for name in _FREE_FILTERS.split()}
@@ -130,10 +136,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             dict=_make_dict, raise_exception=_raise_exception, strftime_now=_strftime_now
         )
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse at once: by default a forbidden attribute that is only printed is empty text."""
+        what = f"{type(obj).__name__}.{attribute}"
+        raise SecurityError(f"attribute {what} is not allowed in a chat template")
+
     # What the compiled template calls.
 
     def tick(self) -> bool:
-        """Do nothing but be called, which costs a step."""
+        """Charge a loop round; true, as the compiled loop asks whether to run it."""
+        self._step()
         return True
 
     def constant(self, text: str) -> str:
@@ -156,10 +168,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Run `+ * ** %` once their result is known to be small."""
         self._step()
+        self._check_numbers(left, right)
         if operator == "*":
             self._check_product(left, right)
-        elif operator == "**":
-            self._check_power(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            self._check_numbers(1 << min(left.bit_length() * max(0, right), MAX_BITS + 1))
         elif operator == "%" and isinstance(left, str):
             self._check_format(left)
             self._charge(right, text=True)
@@ -186,38 +199,42 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if not self._steps & 0xF and time.monotonic() > self._deadline:
             raise BudgetExceeded(f"it takes more than {MAX_SECONDS:g} seconds")
 
-    def _spend(self, size: int) -> None:
-        self._size -= size
-        if self._size < 0:
-            raise BudgetExceeded(f"it makes more than {MAX_SIZE} characters or values")
+    def _spend(self, chars: int) -> None:
+        self._chars -= chars
+        if self._chars < 0:
+            raise BudgetExceeded(f"it makes more than {MAX_CHARS} characters")
 
     def _charge(self, value: Any, *, text: bool) -> None:
         """Charge a value with all it holds; strings by length if it is to be written as text."""
-        stack = [value]
+        stack, values, chars = [value], 0, 0
         while stack:
             item = stack.pop()
-            self._spend(1)
+            values += 1
             if isinstance(item, str):
-                self._spend(len(item) if text else 0)
-            elif isinstance(item, int):
-                self._spend(item.bit_length() >> 5)
+                chars += len(item)
             elif isinstance(item, dict):
                 stack += item.keys()
                 stack += item.values()
             elif isinstance(item, list | tuple | set):
                 stack += item
+            if values > self._values:
+                raise BudgetExceeded(f"it handles more than {MAX_VALUES} values")
+        self._values -= values
+        self._spend(chars if text else 0)
 
     def _check_product(self, left: Any, right: Any) -> None:
         for value, count in ((left, right), (right, left)):
-            if isinstance(value, str | list | tuple) and isinstance(count, int):
-                self._spend(max(0, count) * len(value))
-                for _ in range(min(max(0, count), 2)):
-                    self._charge(value, text=False)
-        self._charge((left, right), text=False)
+            if isinstance(count, int) and isinstance(value, str):
+                self._spend(len(value) * max(0, count))
+            elif isinstance(count, int) and isinstance(value, list | tuple):
+                before = self._values
+                self._charge(value, text=False)
+                self._values -= (before - self._values) * max(0, count)
+                self._charge((), text=False)
 
-    def _check_power(self, left: Any, right: Any) -> None:
-        if isinstance(left, int) and isinstance(right, int):
-            self._spend(left.bit_length() * max(0, right))
+    def _check_numbers(self, *numbers: Any) -> None:
+        if any(isinstance(number, int) and number.bit_length() > MAX_BITS for number in numbers):
+            raise BudgetExceeded(f"it makes a number of more than {MAX_BITS} bits")
 
     def _check_format(self, pattern: str) -> None:
         if _WIDE_FORMAT.search(pattern):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import PairMaker, ProbeMaker
-from tiny import target_states
+from tiny import PairMaker, ProbeMaker, close, target_states
 
 TEXT = torch.randint(0, 150, (14,), generator=torch.Generator().manual_seed(9)).tolist()
 THETA = {"rope_theta": 10000.0}
@@ -36,7 +35,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-every-layer-sliding": (
         "qwen3", SLIDING | {"layer_types": ["sliding_attention"] * 4, "sliding_window": 3},
     ),
-    "qwen3-sliding-switched-off": ("qwen3", SLIDING | {"use_sliding_window": False}),
     "qwen3-windows-from-layer-2": (
         "qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
     ),
@@ -56,12 +54,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-other-theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.}}),
 }  # fmt: skip
 BLOCK = 16  # not below the text's length, so a step reads the logits of every token
-
-
-def close(found: Any, wanted: Any) -> None:
-    """Equal within 1e-4 of the largest value: both sides sum in float32, in unlike orders."""
-    scale = float(np.abs(wanted).max())
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
 
 
 def make(make_pair: PairMaker, shape: str, **drafter: Any) -> Any:

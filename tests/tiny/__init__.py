@@ -1,10 +1,13 @@
 """Tiny random pairs as real checkpoints, engines built from them, and independent references."""
 
+from collections.abc import Callable
+
 from tiny.builds import TinyEngine, build_engine
 from tiny.models import TinyPair, save_drafter, save_pair, save_target, train_drafter
 from tiny.probe import Probe
 from tiny.reference import (
     DFlashRun,
+    close,
     dflash_run,
     draft_states,
     greedy,
@@ -13,15 +16,24 @@ from tiny.reference import (
 )
 from tiny.sessions import Guarded, Recording, Scripted
 
+# What the fixtures of the same names give.
+PairMaker = Callable[..., TinyPair]
+EngineMaker = Callable[..., TinyEngine]
+ProbeMaker = Callable[..., Probe]
+
 __all__ = [
     "DFlashRun",
+    "EngineMaker",
     "Guarded",
+    "PairMaker",
     "Probe",
+    "ProbeMaker",
     "Recording",
     "Scripted",
     "TinyEngine",
     "TinyPair",
     "build_engine",
+    "close",
     "dflash_run",
     "draft_states",
     "greedy",

@@ -233,40 +233,37 @@ def test_the_sandbox_holds(template: str, checkpoint: Callable[..., Path]) -> No
     assert "sandbox" in error or "failed" in error
 
 
+def grow(start: str, step: str, use: str = "") -> str:
+    """A template that applies `step` to ns.x 99 times."""
+    loop = "{% for i in range(99) %}{% set ns.x = " + step + " %}{% endfor %}"
+    return "{% set ns = namespace(x=" + start + ") %}" + loop + use
+
+
 GREEDY = [
     "{% for a in range(10**9) %}x{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) for b in range(9) %}{% endfor %}" if False else "{{ 10**10**10 }}",
     "{% for a in range(99999) if range(99999)|list %}{% endfor %}",
     "{% for a in range(9999) recursive %}{{ loop(range(9999)) }}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+    "{{ 10**(10**10) }}",
     "{{ 'a' * 10**10 }}",
     "{{ 10**10 * 'a' }}",
     "{{ [1] * 10**10 }}",
     "{{ 'a' * (10**5) * (10**5) }}",
-    "{% set ns = namespace(x=2) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}",
-    "{% set ns = namespace(x=[]) %}{% for i in range(99) %}"
-    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x={}) %}{% for i in range(99) %}"
-    "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | tojson }}",
-    "{% set ns = namespace(x={}) %}{% for i in range(99) %}"
-    "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x == ns.x }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}"
-    "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x=()) %}{% for i in range(99) %}"
-    "{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x | string }}",
+    grow("2", "ns.x * ns.x"),
+    grow("'a'", "ns.x ~ ns.x"),
+    grow("'a'", "ns.x + ns.x"),
+    grow("'a'", "'%s%s' % (ns.x, ns.x)"),
+    grow("'a'", "'{0}{0}'.format(ns.x)"),
+    grow("'a'", "[ns.x, ns.x] | join"),
+    grow("'a'", "ns.x.replace('a', 'aa')"),
+    grow("'a'", "ns.x | replace('a', 'aa')"),
+    grow("[]", "[ns.x, ns.x]", "{{ ns.x }}"),
+    grow("{}", "{'a': ns.x, 'b': ns.x}", "{{ ns.x | tojson }}"),
+    grow("{}", "dict(a=ns.x, b=ns.x)", "{{ ns.x == ns.x }}"),
+    grow("[1]", "ns.x + ns.x"),
+    grow("[1]", "ns.x * 2"),
+    grow("()", "(ns.x, ns.x)", "{{ ns.x | string }}"),
     "{% set s = 'a' * 99999 %}{{ s.join(range(99999) | map('string') | list) }}",
     "{% set s = 'a' * 99999 %}{{ range(99999) | join(s) }}",
     "{{ '%999999999d' % 1 }}",
@@ -293,10 +290,29 @@ GREEDY = [
 
 
 @pytest.mark.parametrize("template", GREEDY)
-def test_greedy_templates_are_stopped(template: str, checkpoint: Callable[..., Path]) -> None:
+def test_greedy_templates_are_stopped(
+    template: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "MAX_STEPS", 20_000)
+    monkeypatch.setattr(sandbox_module, "MAX_VALUES", 2**18)
+    monkeypatch.setattr(sandbox_module, "MAX_CHARS", 2**24)
     started = time.perf_counter()
     check_stopped(load(checkpoint, template))
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        grow("'a'", "ns.x ~ ns.x"),
+        grow("[]", "[ns.x, ns.x]", "{{ ns.x }}"),
+    ],
+)
+def test_the_real_limits_are_met_in_time(template: str, checkpoint: Callable[..., Path]) -> None:
+    started = time.perf_counter()
+    check_stopped(load(checkpoint, template))
+    assert time.perf_counter() - started < 2 * sandbox_module.MAX_SECONDS
 
 
 @pytest.mark.parametrize(

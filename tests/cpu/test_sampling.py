@@ -1,0 +1,214 @@
+"""The choice of tokens: against transformers' filters, and the same with and without drafting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from dflash_trt.decode.request import SamplingParams
+from dflash_trt.graph import Tensor
+from dflash_trt.nets.sampling import Sampling, choose
+from tiny import Recording, Scripted, TinyEngine, TinyPair, greedy
+from tiny.ops import run_ops
+
+LOGITS = np.array([2.0, 1.5, 1.5, 0.3, 0.0, -0.5, -1.0, -2.0, -3.5, 4.0, 3.9, -9.0], np.float32)
+DRAWS = 24_000
+
+
+def draw(
+    folder: Path, logits: npt.NDArray[np.float32], temperature: Any, top_k: Any, top_p: Any,
+    seed: Any, positions: Any = None,
+) -> npt.NDArray[np.int32]:  # fmt: skip
+    """Tokens [B, R] for logits [B, R, V]; the rest are per slot."""
+    slots, rows, _ = logits.shape
+    where = np.arange(rows) if positions is None else positions
+
+    def body(logits: Tensor, positions: Tensor, **sampling: Tensor) -> Tensor:
+        return choose(logits, Sampling(**sampling), positions)
+
+    inputs = {
+        "logits": logits,
+        "positions": np.broadcast_to(where, (slots, rows)).astype(np.int32),
+        "temperature": np.broadcast_to(temperature, slots).astype(np.float32),
+        "top_k": np.broadcast_to(top_k, slots).astype(np.int32),
+        "top_p": np.broadcast_to(top_p, slots).astype(np.float32),
+        "seed": np.broadcast_to(seed, slots).astype(np.int64),
+    }
+    dims: dict[str, tuple[int | str, ...]] = {
+        "logits": ("slots", "rows", logits.shape[2]), "positions": ("slots", "rows"),
+        **{name: ("slots",) for name in ("temperature", "top_k", "top_p", "seed")},
+    }  # fmt: skip
+    return run_ops(folder, body, inputs, dims)[0]
+
+
+def probabilities(temperature: float, top_k: int, top_p: float) -> npt.NDArray[np.float64]:
+    """By transformers' logits warpers."""
+    scores = torch.from_numpy(LOGITS)[None].double()
+    scores = TemperatureLogitsWarper(temperature)(None, scores)
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    return scores.softmax(-1)[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 0, 1.0), (0.3, 0, 1.0), (2.5, 0, 1.0), (50.0, 0, 1.0), (1.0, 3, 1.0), (2.0, 7, 1.0),
+        (1.0, 0, 0.6), (1.0, 0, 0.9), (3.0, 0, 0.5), (1.5, 5, 0.8), (1.0, 99, 0.95), (1.0, 2, 0.2),
+    ],
+)  # fmt: skip
+def test_draws_follow_the_distribution_of_transformers_filters(
+    temperature: float, top_k: int, top_p: float, tmp_path: Path
+) -> None:
+    logits = np.broadcast_to(LOGITS, (1, DRAWS, len(LOGITS))).copy()
+    tokens = draw(tmp_path, logits, temperature, top_k, top_p, seed=11)[0]
+    wanted = probabilities(temperature, top_k, top_p) * DRAWS
+    counts = np.bincount(tokens, minlength=len(LOGITS)).astype(float)
+    assert counts[wanted == 0].sum() == 0
+    common = wanted >= 5
+    rare, expected = counts[~common].sum(), wanted[~common].sum()
+    assert rare <= expected + 5 * (expected + 1) ** 0.5
+    freedom = max(int(common.sum()) - 1, 1)
+    chi_square = ((counts - wanted)[common] ** 2 / wanted[common]).sum()
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
+
+
+def test_draws_of_different_seeds_also_follow_the_distribution(tmp_path: Path) -> None:
+    """Not one request's positions but many requests at one position."""
+    logits = np.broadcast_to(LOGITS, (DRAWS, 1, len(LOGITS))).copy()
+    tokens = draw(tmp_path, logits, 1.3, 0, 0.9, seed=np.arange(DRAWS), positions=[17])[:, 0]
+    wanted = probabilities(1.3, 0, 0.9) * DRAWS
+    counts = np.bincount(tokens, minlength=len(LOGITS))
+    keep = wanted > 0
+    assert counts[~keep].sum() == 0
+    freedom = int(keep.sum()) - 1
+    chi_square = ((counts - wanted)[keep] ** 2 / wanted[keep]).sum()
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
+
+
+def test_a_large_vocabulary_is_cut_to_the_tokens_that_can_win_without_changing_any_draw(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 6, (2, 300, 700)).astype(np.float32)
+    cut = draw(tmp_path / "a", logits, [1.0, 0.4], 0, 1.0, seed=[3, 4])
+    # With top_k = V nothing is cut: the noise is made for every token.
+    whole = draw(tmp_path / "b", logits, [1.0, 0.4], 700, 1.0, seed=[3, 4])
+    np.testing.assert_array_equal(cut, whole)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 1e-6])
+def test_top_k_of_one_and_a_tiny_top_p_are_greedy(top_p: float, tmp_path: Path) -> None:
+    logits = np.random.default_rng(1).normal(0, 2, (1, 500, 40)).astype(np.float32)
+    tokens = draw(tmp_path, logits, 5.0, 1 if top_p > 1e-3 else 0, top_p, seed=2)
+    np.testing.assert_array_equal(tokens[0], logits[0].argmax(-1))
+
+
+def test_ties_go_to_the_lower_id_when_greedy(tmp_path: Path) -> None:
+    logits = np.zeros((1, 3, 30), np.float32)
+    logits[0, 0, [9, 4, 21]] = logits[0, 1, [29, 28]] = 1.0
+    np.testing.assert_array_equal(draw(tmp_path, logits, 0.0, 0, 1.0, 0)[0], [4, 28, 0])
+
+
+def test_slots_with_unlike_settings_draw_as_they_would_alone(tmp_path: Path) -> None:
+    logits = np.random.default_rng(2).normal(0, 2, (5, 60, 90)).astype(np.float32)
+    settings = [(0.0, 0, 1.0, 1), (1.0, 0, 1.0, 1), (0.7, 5, 0.9, 2), (9.0, 0, 0.3, 3),
+                (1.0, 1, 1.0, 4)]  # fmt: skip
+    together = draw(tmp_path / "all", logits, *zip(*settings, strict=True))
+    for row, one in enumerate(settings):
+        alone = draw(tmp_path / str(row), logits[row : row + 1], *one)
+        np.testing.assert_array_equal(together[row], alone[0])
+    np.testing.assert_array_equal(together[0], logits[0].argmax(-1))
+
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.95}
+
+
+@pytest.mark.parametrize("width", range(1, 7))
+def test_a_seed_gives_the_same_tokens_at_every_verify_width(
+    width: int, trained_engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    plain = trained_engine.generate(prompts[2], 40, width=1, seed=77, **SAMPLED)
+    made = trained_engine.generate(prompts[2], 40, width=width, seed=77, **SAMPLED)
+    assert made.token_ids == plain.token_ids
+
+
+def test_a_seed_gives_the_same_tokens_whatever_is_drafted(
+    engine: TinyEngine, trained_engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    plain = engine.generate(prompts[2], 40, width=1, seed=5, **SAMPLED)
+    text = [*prompts[2], *plain.token_ids, *[0] * 8]
+    for shift in (0, 1):
+        def script(slot: int, position: int, count: int, shift: int = shift) -> list[int]:
+            drafts = text[position + 1 : position + 1 + count]
+            return [*drafts[:1], *[t + shift for t in drafts[1:]]]
+
+        session = Scripted(engine.session(), script)
+        made = engine.generate(prompts[2], 40, session=session, seed=5, **SAMPLED)
+        assert made.token_ids == plain.token_ids
+        assert made.stats.steps == (10 if shift == 0 else 20)
+
+
+def test_sampled_drafts_are_accepted_because_both_sides_share_the_noise(
+    trained_engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    stats = [trained_engine.generate(p, 48, seed=3, temperature=0.5).stats for p in prompts[:4]]
+    assert sum(s.tokens for s in stats) / sum(s.steps for s in stats) > 1.3
+
+
+def test_seeds_differ_and_repeat(engine: TinyEngine, prompts: list[list[int]]) -> None:
+    made = [engine.generate(prompts[0], 30, seed=s, temperature=1.0).token_ids for s in range(6)]
+    again = [engine.generate(prompts[0], 30, seed=s, temperature=1.0).token_ids for s in range(6)]
+    assert made == again
+    assert len({tuple(tokens) for tokens in made}) == 6
+
+
+def test_sampling_rows_beside_greedy_rows_change_neither(
+    pair: TinyPair, engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    hot = SamplingParams(max_tokens=25, temperature=1.5, seed=9)
+    alone = engine.generate(prompts[24], 25, temperature=1.5, seed=9).token_ids
+    session = Recording(engine.session())
+    scheduler = engine.scheduler(session)
+    made: dict[int, list[int]] = {}
+    for index, params in ((0, SamplingParams(max_tokens=25)), (24, hot),
+                          (31, SamplingParams(max_tokens=25))):  # fmt: skip
+        made[scheduler.submit(prompts[index], params)[0]] = []
+    while scheduler.has_work:
+        for delta in scheduler.step():
+            made[delta.request_id].extend(delta.token_ids)
+    assert any(len(step.rows.length) == 3 for step in session.steps)
+    wanted = [greedy(pair.target, prompts[0], 25), alone, greedy(pair.target, prompts[31], 25)]
+    assert list(made.values()) == wanted
+
+
+def test_generated_tokens_follow_the_targets_distribution(
+    pair: TinyPair, engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    """End to end: the second token of many seeds, which went through a rejected block."""
+    firsts = greedy(pair.target, prompts[0], 1)
+    scores = pair.target(torch.tensor([[*prompts[0], *firsts]])).logits[0, -1].detach().double()
+    wanted = (scores / 0.8).softmax(-1).numpy()
+    session = engine.session()
+    counts, total = np.zeros(len(wanted)), 0
+    for seed in range(1500):
+        params = SamplingParams(max_tokens=2, temperature=0.8, seed=seed)
+        tokens = engine.engine(session).generate([*prompts[0], *firsts], params).token_ids
+        counts[tokens[0]] += 1
+        total += 1
+    top = np.argsort(-wanted)[:8]
+    expected = np.append(wanted[top], 1 - wanted[top].sum()) * total
+    found = np.append(counts[top], total - counts[top].sum())
+    assert ((found - expected) ** 2 / expected).sum() < 8 + 4 * 16**0.5 + 4
