@@ -14,6 +14,7 @@ import onnxruntime
 
 import dflash_trt
 from dflash_trt import contract, engine_dir
+from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.pair import Pair, check_block, read_pair
 from dflash_trt.config import BuildChoices, PairConfig
@@ -24,7 +25,7 @@ from dflash_trt.lower.onnx_weights import F32, OnnxWeights, StoredBlocks, Weight
 from dflash_trt.nets.step import trace_step
 from dflash_trt.quantize.blocks import BLOCK_SIZE
 from dflash_trt.quantize.policy import bits_of
-from dflash_trt.text import Tokenizer, load_gguf_tokenizer
+from dflash_trt.text import Tokenizer
 
 BACKEND = "onnxruntime"
 DEFAULT_MAX_SEQ_LEN = 4096

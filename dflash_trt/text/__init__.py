@@ -1,7 +1,6 @@
 """Text in and out of the engine: tokenizers, chat templates, streaming text, stop rules."""
 
 from dflash_trt.text.detokenize import Detokenizer
-from dflash_trt.text.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.text.stop import StopChecker, StopResult
 from dflash_trt.text.stream import BlockResult, TextStream
 from dflash_trt.text.tokenizer import Tokenizer
@@ -13,5 +12,4 @@ __all__ = [
     "StopResult",
     "TextStream",
     "Tokenizer",
-    "load_gguf_tokenizer",
 ]

@@ -24,16 +24,17 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: Loop rounds, calls, operators. A chat of 1000 messages with tools takes about 40,000.
+#: Loop rounds, calls, operators. A chat of 1000 messages with tools takes about 10,000.
 MAX_STEPS = 500_000
 #: Values in lists and dicts, counted again whenever one is built or written.
-MAX_VALUES = 2**24
+MAX_VALUES = 2**23
 #: Characters made, in all intermediate texts together.
 MAX_CHARS = 2**27
 #: Only for what the other limits do not catch, so that they decide, not the machine's speed.
 MAX_SECONDS = 10.0
 MAX_WIDTH = 1000
 MAX_BITS = 4096
+MAX_DEPTH = 100
 
 _FREE_FILTERS = """abs count d default first float groupby int items last length list map max min
     reject rejectattr reverse round safe select selectattr sort unique attr dictsort"""
@@ -174,8 +175,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self._check_numbers(1 << min(left.bit_length() * max(0, right), MAX_BITS + 1))
         elif operator == "%" and isinstance(left, str):
-            self._check_format(left)
-            self._charge(right, text=True)
+            self._check_format(left, right)
         elif operator == "+":
             self._charge((left, right), text=isinstance(left, str))
         return super().call_binop(context, operator, left, right)
@@ -205,22 +205,29 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             raise BudgetExceeded(f"it makes more than {MAX_CHARS} characters")
 
     def _charge(self, value: Any, *, text: bool) -> None:
-        """Charge a value with all it holds; strings by length if it is to be written as text."""
-        stack, values, chars = [value], 0, 0
-        while stack:
-            item = stack.pop()
-            values += 1
-            if isinstance(item, str):
-                chars += len(item)
-            elif isinstance(item, dict):
-                stack += item.keys()
-                stack += item.values()
-            elif isinstance(item, list | tuple | set):
-                stack += item
+        """Charge a value with all it holds, also its length where it is to become text."""
+        level, values, chars, depth = [value], 0, 0, 0
+        while level:
+            depth += 1
+            values += len(level)
             if values > self._values:
                 raise BudgetExceeded(f"it handles more than {MAX_VALUES} values")
+            if depth > MAX_DEPTH:
+                raise BudgetExceeded(f"it nests values deeper than {MAX_DEPTH} levels")
+            below: list[Any] = []
+            for item in level:
+                if isinstance(item, str):
+                    chars += len(item)
+                elif isinstance(item, int):
+                    chars += item.bit_length() >> 1
+                elif isinstance(item, dict):
+                    below += item.keys()
+                    below += item.values()
+                elif isinstance(item, list | tuple | set):
+                    below += item
+            level = below
         self._values -= values
-        self._spend(chars if text else 0)
+        self._spend(chars + 8 * values if text else 0)
 
     def _check_product(self, left: Any, right: Any) -> None:
         for value, count in ((left, right), (right, left)):
@@ -236,10 +243,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if any(isinstance(number, int) and number.bit_length() > MAX_BITS for number in numbers):
             raise BudgetExceeded(f"it makes a number of more than {MAX_BITS} bits")
 
-    def _check_format(self, pattern: str) -> None:
+    def _check_format(self, pattern: str, values: Any) -> None:
         if _WIDE_FORMAT.search(pattern):
             raise SecurityError(f"format {pattern[:40]!r} is not allowed in a chat template")
-        self._spend(len(pattern) + MAX_WIDTH * (pattern.count("%") + pattern.count("{")))
+        before = self._chars
+        self._charge(values, text=True)
+        fields = pattern.count("%") + pattern.count("{")  # each may name the same long value
+        self._spend(len(pattern) + fields * (before - self._chars + MAX_WIDTH))
 
     def _check_method(self, value: Any, name: str, args: Any, kwargs: Any) -> None:
         if name not in _SAFE_METHODS.split():
@@ -255,7 +265,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         elif name == "join" and args and isinstance(args[0], list | tuple):
             self._spend(len(args[0]) * len(value))
         elif name == "format":
-            self._check_format(value)
+            self._check_format(value, (args, kwargs))
 
     def _check_replace(self, value: str, old: Any = "", new: Any = "", *_: Any) -> None:
         times = value.count(str(old)) if old else len(value) + 1
@@ -287,16 +297,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             own, (value, *rest) = args[:skip], args[skip:]
             if isinstance(value, Iterator):
                 value = list(value)
+            before = self._values
             self._charge((value, rest, kwargs), text=True)
             options = [*rest, *kwargs.values()]
             self._check_widths(options)
             if name == "replace":
                 self._check_replace(str(value), *options)
             elif name == "format":
-                self._check_format(str(value))
+                self._check_format(str(value), options)
             elif name in ("join", "indent", "tojson"):
-                longest = max((len(o) for o in options if isinstance(o, str)), default=0)
-                self._spend(_num_parts(value) * longest)
+                parts = before - self._values if name == "tojson" else _num_parts(value)
+                self._spend(parts * max(map(_width, options), default=0))
             return function(*own, value, *rest, **kwargs)
 
         return metered
@@ -306,6 +317,13 @@ def _num_parts(value: Any) -> int:
     if isinstance(value, str):
         return value.count("\n") + 1
     return len(value) if isinstance(value, Sized) else 0
+
+
+def _width(option: Any) -> int:
+    """How many characters an option may add to every part, `tojson` to every level of one."""
+    if isinstance(option, str):
+        return len(option)
+    return MAX_DEPTH * option if isinstance(option, int) else 0
 
 
 @jinja2.pass_context

@@ -12,24 +12,10 @@ import pytest
 from dflash_trt.decode.request import MAX_SEED
 from dflash_trt.graph import Tensor
 from dflash_trt.nets.sampling import NOISE_SPAN, gumbel_noise
+from tiny.noise import PRIME, noise_of
 from tiny.ops import run_ops
 
-PRIME = 2147483647
-FIRST, SECOND = 1013904223, 1664525013
 F64 = npt.NDArray[np.float64]
-
-
-def mix(x: int, key: int) -> int:
-    return pow((x + key) % PRIME, 5, PRIME)
-
-
-def noise_of(seed: int, position: int, token: int) -> float:
-    """The definition, in Python integers."""
-    low = mix(seed % PRIME, FIRST)
-    high = mix(mix(seed // PRIME % PRIME, low), SECOND)
-    row = mix(mix(position, low), high)
-    bits = mix(mix(token, mix(row, FIRST)), mix(row, SECOND)) >> 8
-    return -math.log(-math.log((bits + 0.5) / 2**23))
 
 
 def noise(folder: Path, seeds: list[int], positions: object, ids: object) -> F64:

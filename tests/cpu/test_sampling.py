@@ -18,10 +18,11 @@ from transformers.generation.logits_process import (
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.graph import Tensor
 from dflash_trt.nets.sampling import Sampling, choose
-from tiny import Recording, Scripted, TinyEngine, TinyPair, greedy
+from tiny import ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
+from tiny.noise import noise_of
 from tiny.ops import run_ops
 
-LOGITS = np.array([2.0, 1.5, 1.5, 0.3, 0.0, -0.5, -1.0, -2.0, -3.5, 4.0, 3.9, -9.0], np.float32)
+LOGITS = np.array([2.0, 1.5, 1.4, 0.3, 0.0, -0.5, -1.0, -2.0, -3.5, 4.0, 3.9, -9.0], np.float32)
 DRAWS = 24_000
 
 
@@ -46,7 +47,7 @@ def draw(
     }
     dims: dict[str, tuple[int | str, ...]] = {
         "logits": ("slots", "rows", logits.shape[2]), "positions": ("slots", "rows"),
-        **{name: ("slots",) for name in ("temperature", "top_k", "top_p", "seed")},
+        **dict.fromkeys(("temperature", "top_k", "top_p", "seed"), ("slots",)),
     }  # fmt: skip
     return run_ops(folder, body, inputs, dims)[0]
 
@@ -161,11 +162,21 @@ def test_a_seed_gives_the_same_tokens_whatever_is_drafted(
         assert made.stats.steps == (10 if shift == 0 else 20)
 
 
-def test_sampled_drafts_are_accepted_because_both_sides_share_the_noise(
-    trained_engine: TinyEngine, prompts: list[list[int]]
+def test_target_and_drafter_draw_with_the_noise_of_the_tokens_own_position(
+    pair: TinyPair, make_probe: ProbeMaker, prompts: list[list[int]]
 ) -> None:
-    stats = [trained_engine.generate(p, 48, seed=3, temperature=0.5).stats for p in prompts[:4]]
-    assert sum(s.tokens for s in stats) / sum(s.steps for s in stats) > 1.3
+    seed, temperature = 2**33 + 5, 0.8
+    made = make_probe(pair).step(
+        [prompts[31]], [0], known=[30], temperature=[temperature], seed=[seed]
+    )
+    bonus, *drafts = made["next_tokens"][0].tolist()
+
+    def best(logits: npt.NDArray[np.float32], position: int) -> int:
+        noise = [noise_of(seed, position, token) for token in range(len(logits))]
+        return int((logits.astype(float) / temperature + noise).argmax())
+
+    assert bonus == best(made["target_logits"][0, 0], 30)
+    assert drafts == [best(row, 31 + j) for j, row in enumerate(made["draft_logits"][0])]
 
 
 def test_seeds_differ_and_repeat(engine: TinyEngine, prompts: list[list[int]]) -> None:

@@ -162,11 +162,11 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def _save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """One token per byte, readable ASCII first, so an id is a character and a text is its ids."""
+    """One character per token, readable ASCII first, so a text shows its ids."""
     stand_in = dict(_byte_alphabet())
-    order = [*range(0x20, 0x7F), *(b for b in range(256) if not 0x20 <= b < 0x7F)]
-    vocab = {stand_in[byte]: index for index, byte in enumerate(order[:vocab_size])}
-    vocab |= {f"extra{index}": index for index in range(len(vocab), vocab_size)}
+    order = [*range(0x20, 0x7F), *range(0x20), 0x7F, *range(0x100, 0x100 + vocab_size)]
+    tokens = ["".join(stand_in[b] for b in chr(code).encode()) for code in order[:vocab_size]]
+    vocab = {token: index for index, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

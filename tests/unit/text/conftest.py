@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from dflash_trt.text import Tokenizer, load_gguf_tokenizer
-from dflash_trt.text.gguf_metadata import read_metadata
+from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer, tokenizer_metadata
+from dflash_trt.text import Tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?",
@@ -152,7 +152,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def smollm2_metadata(smollm2_path: Path) -> dict[str, Any]:
-    return read_metadata(smollm2_path, "tokenizer.")
+    return tokenizer_metadata(smollm2_path)
 
 
 @pytest.fixture(scope="session")

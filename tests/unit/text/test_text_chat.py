@@ -266,6 +266,13 @@ GREEDY = [
     grow("()", "(ns.x, ns.x)", "{{ ns.x | string }}"),
     "{% set s = 'a' * 99999 %}{{ s.join(range(99999) | map('string') | list) }}",
     "{% set s = 'a' * 99999 %}{{ range(99999) | join(s) }}",
+    "{{ '{0}' * 9999 }}{{ ('{0}' * 9999).format('a' * 9999) }}",
+    "{{ ('%(a)s' * 9999) % {'a': 'a' * 9999} }}",
+    "{{ [2**4000] * 100000 }}",
+    "{{ ([2**4000] * 100000) | tojson }}",
+    "{{ (range(99999) | list) | tojson(indent=1000) }}",
+    grow("[range(99) | list]", "[ns.x]", "{{ ns.x | tojson(indent=100) }}"),
+    grow("1", "[[ns.x]]"),
     "{{ '%999999999d' % 1 }}",
     "{{ '%.999999999f' % 1 }}",
     "{{ '%*d' % (999999999, 1) }}",
@@ -296,9 +303,9 @@ def test_greedy_templates_are_stopped(
     monkeypatch.setattr(sandbox_module, "MAX_STEPS", 20_000)
     monkeypatch.setattr(sandbox_module, "MAX_VALUES", 2**18)
     monkeypatch.setattr(sandbox_module, "MAX_CHARS", 2**24)
-    started = time.perf_counter()
+    started = time.process_time()
     check_stopped(load(checkpoint, template))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -310,9 +317,9 @@ def test_greedy_templates_are_stopped(
     ],
 )
 def test_the_real_limits_are_met_in_time(template: str, checkpoint: Callable[..., Path]) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     check_stopped(load(checkpoint, template))
-    assert time.perf_counter() - started < 2 * sandbox_module.MAX_SECONDS
+    assert time.process_time() - started < 2 * sandbox_module.MAX_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -182,10 +182,10 @@ def test_decoders_that_cannot_stream_are_refused(
 def test_cost_per_token_does_not_grow(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("The quick brown fox 你好 😀 ") * 4000
     detokenizer = byte_level.detokenizer()
-    started = time.perf_counter()
+    started = time.process_time()
     for token_id in ids:
         detokenizer.push([token_id])
-    assert (time.perf_counter() - started) / len(ids) < 50e-6
+    assert (time.process_time() - started) / len(ids) < 50e-6
 
 
 # TextStream: the two together, in blocks.

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from dflash_trt.checkpoint.gguf_header import GgufArray, read_header
 from dflash_trt.errors import TokenizerError
 from dflash_trt.text import folder
 from dflash_trt.text.chat import DEFAULT_TEMPLATE
-from dflash_trt.text.gguf_metadata import read_metadata
 from dflash_trt.text.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
@@ -62,11 +62,20 @@ _SPLITS = {
 def load_gguf_tokenizer(path: str | Path) -> Tokenizer:
     """Read the tokenizer of a .gguf file.
 
-    Raises `TokenizerError` when the file is not GGUF, or asks for a tokenizer we do not have.
+    Raises `CheckpointError` when the file is not GGUF, `TokenizerError` when it asks for a
+    tokenizer we do not have.
     """
     file = Path(path)
-    found = read_metadata(file, "tokenizer.")
-    return _Builder(file, found).build()
+    return _Builder(file, tokenizer_metadata(file)).build()
+
+
+def tokenizer_metadata(path: Path) -> dict[str, Any]:
+    """The `tokenizer.*` keys of a .gguf file, arrays as lists. Raises `CheckpointError`."""
+    return {
+        key: value.values() if isinstance(value, GgufArray) else value
+        for key, value in read_header(path).metadata.items()
+        if key.startswith("tokenizer.")
+    }
 
 
 class _Builder:

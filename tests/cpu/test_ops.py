@@ -1,0 +1,315 @@
+"""Every op of the surface: its ONNX lowering on ONNX Runtime against numpy, and by onnx itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from dflash_trt import graph as g
+from dflash_trt.config import LayerMask
+from dflash_trt.errors import GraphError, NoLowering
+from dflash_trt.graph import DType, Graph, LinearWeight, compounds, primitives, tracing
+from dflash_trt.graph.compounds import DECOMPOSITIONS
+from dflash_trt.lower.onnx_ops import EMITTERS
+from tiny.ops import TYPES, Arrays, lower, run_ops
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(12)
+X = RNG.normal(0, 2, (2, 3, 8)).astype(np.float32)
+Y = RNG.normal(0, 2, (3, 1)).astype(np.float32)
+POSITIVE = np.abs(X) + 0.1
+WHOLE = RNG.integers(0, 50, (2, 7)).astype(np.int32)
+WIDE = RNG.integers(0, 2**61, (2, 5)).astype(np.int64)
+FLAGS = RNG.random((3, 6)) < 0.7
+W1, W2 = (RNG.normal(size=(n, 8)).astype(np.float32) for n in (5, 3))
+BIAS = RNG.normal(size=5).astype(np.float32)
+TABLE = RNG.normal(size=(11, 4)).astype(np.float32)
+
+
+@dataclass
+class Case:
+    """An op's use on `inputs`, and what numpy says it gives."""
+
+    body: Callable[..., Any]
+    inputs: dict[str, Array]
+    wanted: list[Array]
+    weights: dict[str, Array] = field(default_factory=dict)
+    dims: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+
+
+def simple(body: Callable[..., Any], *inputs: Array, wanted: Any, **options: Any) -> Case:
+    named = {f"in{index}": array for index, array in enumerate(inputs)}
+    results = wanted if isinstance(wanted, list) else [wanted]
+
+    def call(**tensors: Any) -> Any:
+        return body(*tensors.values())
+
+    return Case(call, named, [np.asarray(result) for result in results], **options)
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+QUERY, KEY, VALUE = (
+    RNG.normal(size=(3, heads, rows, 8)).astype(np.float32)
+    for heads, rows in ((6, 4), (2, 20), (2, 20))
+)
+LIVE = np.array([4, 9, 17], np.int32)
+
+
+def attend(mask: LayerMask) -> Array:
+    """By definition, one slot, head and query at a time."""
+    out = np.zeros_like(QUERY)
+    for b, length in enumerate(LIVE):
+        for n in range(6):
+            for s in range(4):
+                at = length - 4 + s
+                first = 0 if mask.window is None else max(at - mask.window + 1, 0)
+                keys = list(range(first, at + 1 if mask.causal else length))
+                scores = KEY[b, n // 3, keys] @ QUERY[b, n, s] / 8**0.5
+                out[b, n, s] = softmax(scores) @ VALUE[b, n // 3, keys]
+    return out
+
+
+def attention_case(causal: bool, window: int | None) -> Case:
+    mask = LayerMask(causal, window)
+    return simple(
+        lambda q, k, v, n: g.attention(q, k, v, n, mask), QUERY, KEY, VALUE, LIVE,
+        wanted=attend(mask),
+    )  # fmt: skip
+
+
+def updated(start: list[int]) -> Array:
+    cache = KEY.copy()
+    for b, at in enumerate(start):
+        cache[b, :, at : at + 4] = QUERY[b, :2]
+    return cache
+
+
+def rotated(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
+    c, s = (table[positions][:, None] for table in (cos, sin))
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+POSITIONS = np.array([[0, 1, 2, 3], [7, 8, 9, 10], [3, 3, 0, 12]], np.int32)
+COS, SIN = (RNG.normal(size=(13, 4)).astype(np.float32) for _ in range(2))
+NORM = (1 + RNG.normal(size=8)).astype(np.float32)
+
+
+def normed(eps: float) -> Array:
+    return X / np.sqrt((X.astype(np.float64) ** 2).mean(-1, keepdims=True) + eps) * NORM
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+def linear_body(x: Any) -> Any:
+    return g.linear(x, [LinearWeight("a", 5, "bias"), LinearWeight("b", 3)], DType.F32)
+
+
+def cond_body(x: Any, flag: Any) -> Any:
+    return g.cond(flag, lambda: g.add(x, 1.0), lambda: g.mul(g.add(x, 1.0), 2.0))
+
+
+UNARY = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "sigmoid": sigmoid}
+ROWS = np.array([[2, 0, 0, 1], [1, 1, 2, 2]], np.int32)
+CASES: dict[str, Case] = {
+    "add": simple(g.add, X, Y, wanted=X + Y),
+    "add-number": simple(lambda x: g.add(x, 3), WHOLE, wanted=WHOLE + 3),
+    "sub": simple(g.sub, X, Y, wanted=X - Y),
+    "mul": simple(g.mul, X, Y, wanted=X * Y),
+    "mul-int64": simple(lambda x: g.mul(g.mod(x, 2**31 - 1), 2**31 - 2), WIDE,
+                        wanted=WIDE % (2**31 - 1) * (2**31 - 2)),
+    "div": simple(g.div, X, Y, wanted=X / Y),
+    "floor_div": simple(lambda x: g.floor_div(x, 7), WHOLE, wanted=WHOLE // 7),
+    "floor_div-int64": simple(lambda x: g.floor_div(x, 2**31 - 1), WIDE,
+                              wanted=WIDE // (2**31 - 1)),
+    "mod": simple(lambda x: g.mod(x, 7), WHOLE, wanted=WHOLE % 7),
+    "minimum": simple(g.minimum, X, Y, wanted=np.minimum(X, Y)),
+    "maximum": simple(lambda x: g.maximum(x, 9), WHOLE, wanted=np.maximum(WHOLE, 9)),
+    "equal": simple(lambda x: g.equal(x, 9), WHOLE, wanted=WHOLE == 9),
+    "less": simple(g.less, X, Y, wanted=X < Y),
+    "less_equal": simple(lambda x: g.less_equal(x, 9), WHOLE, wanted=WHOLE <= 9),
+    "logical_and": simple(g.logical_and, FLAGS, FLAGS[::-1].copy(), wanted=FLAGS & FLAGS[::-1]),
+    "logical_not": simple(lambda x: g.unary("logical_not", x), FLAGS, wanted=~FLAGS),
+    **{name: simple(lambda x, n=name: g.unary(n, x), POSITIVE, wanted=fn(POSITIVE))
+       for name, fn in UNARY.items()},
+    "cast-to-int": simple(lambda x: g.cast(x, DType.I32), X, wanted=X.astype(np.int32)),
+    "cast-to-int64": simple(lambda x: g.cast(x, DType.I64), WHOLE, wanted=WHOLE.astype(np.int64)),
+    "cast-to-float": simple(lambda x: g.cast(x, DType.F32), FLAGS,
+                            wanted=FLAGS.astype(np.float32)),
+    "cast-act": simple(lambda x: g.cast(g.cast(x, DType.ACT), DType.F32), X, wanted=X),
+    "where": simple(lambda c, a, b: g.where(c, a, b), FLAGS[:, :1], X[0], Y,
+                    wanted=np.where(FLAGS[:, :1], X[0], Y)),
+    "size": simple(lambda x: g.size(x, 1), X, wanted=np.int32(3), dims={"in0": ("b", "s", 8)}),
+    "iota": simple(lambda x: g.iota(g.add(g.size(x, 1), 2), "n"), WHOLE,
+                   wanted=np.arange(9, dtype=np.int32), dims={"in0": ("b", "s")}),
+    "reshape-split": simple(lambda x: g.reshape(x, ("b", "s", 2, 4)), X,
+                            wanted=X.reshape(2, 3, 2, 4), dims={"in0": ("b", "s", 8)}),
+    "reshape-merge": simple(lambda x: g.reshape(x, ("b", "all")), X, wanted=X.reshape(2, 24),
+                            dims={"in0": ("b", "s", 8)}),
+    "transpose": simple(lambda x: g.transpose(x, (2, 0, 1)), X, wanted=X.transpose(2, 0, 1)),
+    "concat": simple(lambda a, b: g.concat([a, b, a], 1, 9), X, X + 1,
+                     wanted=np.concatenate([X, X + 1, X], 1)),
+    "gather_rows": simple(g.gather_rows, X, ROWS,
+                          wanted=np.stack([X[b][ROWS[b]] for b in range(2)])),
+    "gather_rows-ints": simple(g.gather_rows, WHOLE, ROWS,
+                               wanted=np.take_along_axis(WHOLE, ROWS, 1)),
+    "take": simple(lambda x, i: g.take(x, i, 1), X, np.array([2, 0], np.int32),
+                   wanted=X[:, [2, 0]]),
+    "take-rows-of-a-table": simple(lambda x, i: g.take(x, i, 0), TABLE, ROWS, wanted=TABLE[ROWS]),
+    "reduce_sum": simple(lambda x: g.reduce("sum", x), X, wanted=X.sum(-1)),
+    "reduce_max": simple(lambda x: g.reduce("max", x, keepdims=True), X,
+                         wanted=X.max(-1, keepdims=True)),
+    "reduce_all_max": simple(g.reduce_all, WHOLE, wanted=WHOLE.max()),
+    "cumsum": simple(g.cumsum, WHOLE, wanted=WHOLE.cumsum(-1).astype(np.int32)),
+    "argmax": simple(g.argmax, np.array([[1, 5, 5, 0], [2, 2, 2, 2]], np.float32),
+                     wanted=np.array([1, 0], np.int32)),
+    "topk": simple(lambda x, k: list(g.topk(x, k, "k")),
+                   np.array([[1, 5, 5, 0], [2, 2, 2, 2]], np.float32), np.array(3, np.int32),
+                   wanted=[np.array([[5, 5, 1], [2, 2, 2]], np.float32),
+                           np.array([[1, 2, 0], [0, 1, 2]], np.int32)]),
+    "constant": simple(lambda x: g.mul(x, g.constant(TABLE[:8, 0], DType.F32)), X,
+                       wanted=X * TABLE[:8, 0]),
+    "param": simple(lambda x: g.mul(x, g.param("p", (8,))), X, wanted=X * NORM,
+                    weights={"p": NORM}),
+    "embedding": simple(lambda i: g.embedding(i, "t", 11, 4), ROWS, wanted=TABLE[ROWS],
+                        weights={"t": TABLE}),
+    "linear": simple(linear_body, X, wanted=[X @ W1.T + BIAS, X @ W2.T],
+                     weights={"a": W1, "b": W2, "bias": BIAS}),
+    "kv_update": simple(lambda c, u, s: g.kv_update(c, u, s), KEY, QUERY[:, :2].copy(),
+                        np.array([0, 16, 5], np.int32), wanted=updated([0, 16, 5])),
+    "attention": attention_case(True, None),
+    "attention-bidirectional": attention_case(False, None),
+    "attention-causal-window": attention_case(True, 3),
+    "attention-bidirectional-window": attention_case(False, 5),
+    "attention-window-of-one": attention_case(True, 1),
+    "rms_norm": simple(lambda x, w: compounds.rms_norm(x, w, 1e-6), X, NORM, wanted=normed(1e-6)),
+    "rms_norm-epsilon": simple(lambda x, w: compounds.rms_norm(x, w, 0.5), X, NORM,
+                               wanted=normed(0.5)),
+    "rope": simple(compounds.rope, QUERY, POSITIONS, COS, SIN,
+                   wanted=rotated(QUERY, POSITIONS, COS, SIN)),
+    "swiglu": simple(compounds.swiglu, X, X[::-1].copy(), wanted=X * sigmoid(X) * X[::-1]),
+    "prefix_count": simple(compounds.prefix_count,
+                           np.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool),
+                           wanted=np.array([2, 0, 4], np.int32)),
+    "cond-then": simple(cond_body, X, np.array(True), wanted=X + 1),
+    "cond-otherwise": simple(cond_body, X, np.array(False), wanted=(X + 1) * 2),
+}  # fmt: skip
+
+
+def check(found: list[Array], wanted: list[Array]) -> None:
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        if np.issubdtype(b.dtype, np.floating):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+        else:
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_op_equals_numpy_on_onnx_runtime(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    found = run_ops(tmp_path, case.body, case.inputs, case.dims, weights=Arrays(case.weights))
+    check(found, case.wanted)
+
+
+class FusedMatMul(OpRun):  # type: ignore[misc]
+    """The one operator of ONNX Runtime's own that these graphs use: a @ b.T."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, a: Array, b: Array, transB: int = 0) -> tuple[Array]:  # noqa: N803
+        assert transB == 1
+        return (a @ b.T,)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lowered_graph_is_valid_and_means_the_same_to_onnx_itself(
+    name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    shapes = {
+        key: (TYPES[str(array.dtype)], case.dims.get(key, array.shape))
+        for key, array in case.inputs.items()
+    }
+    path = lower(tmp_path, case.body, shapes, weights=Arrays(case.weights))
+    onnx.checker.check_model(str(path))
+    evaluator = ReferenceEvaluator(str(path), new_ops=[FusedMatMul])
+    check(evaluator.run(None, case.inputs), case.wanted)
+
+
+@pytest.mark.parametrize("op", sorted(set(DECOMPOSITIONS) & set(EMITTERS)))
+def test_decomposition_equals_the_claimed_operator(op: str, tmp_path: Path) -> None:
+    for index, name in enumerate(n for n in CASES if n.split("-")[0] == op):
+        case, folder = CASES[name], tmp_path / str(index)
+        path = lower_inputs(folder, case, decompose={op})
+        assert op_types(path).isdisjoint({"RMSNormalization", "RotaryEmbedding"})
+        check(run_ops(folder, case.body, case.inputs, decompose={op}), case.wanted)
+
+
+def lower_inputs(folder: Path, case: Case, **options: Any) -> Path:
+    shapes = {k: (TYPES[str(a.dtype)], a.shape) for k, a in case.inputs.items()}
+    return lower(folder, case.body, shapes, **options)
+
+
+def op_types(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node}
+
+
+def traced_ops(case: Case) -> set[str]:
+    graph = Graph("probe")
+    with tracing(graph):
+        case.body(**{
+            name: graph.add_input(name, case.dims.get(name, a.shape), TYPES[str(a.dtype)])
+            for name, a in case.inputs.items()
+        })  # fmt: skip
+    return {node.op for node in graph.walk()}
+
+
+def test_every_op_of_the_surface_can_be_lowered_and_is_tested() -> None:
+    surface = primitives.BINARY | primitives.COMPARE | primitives.UNARY | set(DECOMPOSITIONS)
+    surface |= {name for name in g.__all__ if name.islower()}
+    surface -= {"tracing", "scope", "unary", "reduce", "reduce_all"}
+    surface |= {"reduce_sum", "reduce_max", "reduce_all_max"}
+    assert surface == set(EMITTERS) | set(DECOMPOSITIONS)
+    assert surface == {op for case in CASES.values() for op in traced_ops(case)}
+
+
+def test_an_op_without_lowering_is_refused_by_name(tmp_path: Path) -> None:
+    def body(x: Any) -> Any:
+        return primitives._one("sorcery", [x], x.shape, x.dtype)
+
+    with pytest.raises(NoLowering, match="sorcery"):
+        lower(tmp_path, body, {"x": (DType.F32, (2,))})
+
+
+def test_rules_of_the_surface_are_checked_while_tracing() -> None:
+    graph = Graph("rules")
+    x = graph.add_input("x", ("b", 3), DType.F32)
+    with pytest.raises(GraphError, match="outside"):
+        g.add(x, 1.0)
+    with tracing(graph):
+        with pytest.raises(GraphError, match="mix"):
+            g.add(x, g.constant([1, 2, 3], DType.I32))
+        with pytest.raises(GraphError, match="broadcast"):
+            g.add(x, g.constant([1.0, 2.0], DType.F32))
+    graph.add_output("y", x)
+    with pytest.raises(GraphError, match="twice"):
+        graph.add_output("y", x)
