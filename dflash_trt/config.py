@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dflash_trt.errors import ConfigError
 
@@ -44,7 +45,7 @@ class AttentionConfig:
     rope: RopeConfig
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_attention_heads {self.num_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_kv_heads}"
@@ -125,8 +126,8 @@ class PairConfig:
                 target=_model_from_json(TargetConfig, data["target"]),
                 drafter=_model_from_json(DrafterConfig, data["drafter"]),
             )
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"the pair's facts cannot be read: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the pair's facts cannot be read: {error!r}") from error
 
 
 def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:

@@ -31,6 +31,10 @@ TOP_K = "top_k"  # int32 [B]: 0 is off
 TOP_P = "top_p"  # float32 [B]: 1 is off
 SEED = "seed"  # int64 [B]
 
+INPUTS = (
+    TOKENS, LENGTH, COUNT, KNOWN, BLOCK_OFFSETS, DRAFT_OFFSETS, TEMPERATURE, TOP_K, TOP_P, SEED,
+)  # fmt: skip
+
 # Outputs.
 COMMITTED = "committed"  # int32 [B]: known + num_accepted
 NEXT = "next_tokens"  # int32 [B, 1 + draft_rows]: [bonus, d1, ..], the next step's row

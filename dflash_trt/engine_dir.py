@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflash_trt.config import BuildChoices, PairConfig
@@ -26,6 +26,8 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 MODEL = "step.onnx"
 WEIGHTS = "weights.bin"
+MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
+ONNXRUNTIME = "onnxruntime"  # the backend of `step.onnx`
 REBUILD = "build the engine again"
 
 
@@ -56,6 +58,17 @@ class EngineConfig:
             raise EngineDirError(
                 f"{where} has engine format version {data.get('format_version')!r}, "
                 f"this program reads version {FORMAT_VERSION}",
+                hint=REBUILD,
+            )
+        if data.get("backend") != ONNXRUNTIME:
+            raise EngineDirError(
+                f"{where} is for backend {data.get('backend')!r}, this program runs {ONNXRUNTIME}",
+                hint=REBUILD,
+            )
+        if data.get("backend") not in BACKENDS:
+            raise EngineDirError(
+                f"{where} is for backend {data.get('backend')!r}, "
+                f"this program runs {', '.join(BACKENDS)}",
                 hint=REBUILD,
             )
         try:
@@ -98,28 +111,39 @@ def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
     config = EngineConfig.from_json(_parse(config_bytes, path / CONFIG), path / CONFIG)
     manifest = _parse(_read(path / MANIFEST), path / MANIFEST)
     files = manifest.get("files")
-    if not isinstance(files, dict) or CONFIG not in files or MODEL not in files:
+    if not isinstance(files, dict):
         raise EngineDirError(f"{path / MANIFEST} lists no files", hint=REBUILD)
+    for name in (CONFIG, MODEL, WEIGHTS):
+        if name not in files:
+            raise EngineDirError(f"{path / MANIFEST} does not list {name}", hint=REBUILD)
     for name, entry in files.items():
         _check_file(path, name, entry, check_hashes or name == CONFIG)
     return EngineDir(path, config, manifest)
 
 
-def _check_file(path: Path, name: str, entry: dict[str, Any], check_hash: bool) -> None:
-    if Path(name).name != name:
-        raise EngineDirError(f"{path / MANIFEST} names {name!r}, which is not a plain file name")
+def _check_file(path: Path, name: str, entry: object, check_hash: bool) -> None:
+    relative = PurePosixPath(name)
+    # Only the one spelling that the writer uses: no parents, no root, no dots, no NUL.
+    if str(relative) != name or relative.is_absolute() or {"..", "."} & {name, *relative.parts}:
+        raise EngineDirError(f"{path / MANIFEST} names {name!r}, which is not a file of the engine")
+    if not isinstance(entry, dict):
+        raise EngineDirError(f"{path / MANIFEST} has no sum of {name!r}", hint=REBUILD)
     file = path / name
     try:
+        if not file.is_file():
+            raise EngineDirError(f"{file} is missing", hint=REBUILD)
         size = file.stat().st_size
-    except OSError as error:
-        raise EngineDirError(f"{file} is missing", hint=REBUILD) from error
-    if size != entry.get("bytes"):
+        if size != entry.get("bytes"):
+            raise EngineDirError(
+                f"{file} has {size} bytes, the manifest says {entry.get('bytes')!r}", hint=REBUILD
+            )
+        is_changed = check_hash and sha256(file) != entry.get("sha256")
+    except (OSError, ValueError) as error:
+        raise EngineDirError(f"{str(file)!r} cannot be read: {error}", hint=REBUILD) from error
+    if is_changed:
         raise EngineDirError(
-            f"{file} has {size} bytes, the manifest says {entry.get('bytes')}", hint=REBUILD
+            f"{file} is not the file that was built: its SHA-256 differs", hint=REBUILD
         )
-    if check_hash and sha256(file) != entry.get("sha256"):
-        raise EngineDirError(f"{file} is not the file that was built: its SHA-256 differs",
-                             hint=REBUILD)  # fmt: skip
 
 
 def sha256(file: Path) -> str:
@@ -158,7 +182,7 @@ def writing_engine(
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
-    if not path.exists():
+    if not path.exists() or _is_unfinished(path):
         return
     if not force:
         raise BuildError(f"{path} exists", hint="pass --force to replace it, or another --output")
@@ -169,27 +193,39 @@ def _refuse_existing(path: Path, force: bool) -> None:
         )
 
 
+def _is_unfinished(path: Path) -> bool:
+    """Whether a build was killed between its last two steps: everything but the config's name."""
+    return (path / _CONFIG_DRAFT).is_file() and not (path / CONFIG).exists()
+
+
 def _finish(
     temporary: Path, path: Path, config: EngineConfig, manifest: dict[str, Any], force: bool
 ) -> None:
     config_bytes = _dump(config.to_json())
+    written = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
     files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
-        for file in sorted(temporary.iterdir())
+        file.relative_to(temporary).as_posix(): {
+            "bytes": file.stat().st_size,
+            "sha256": sha256(file),
+        }
+        for file in written
     }
     files[CONFIG] = {
         "bytes": len(config_bytes),
         "sha256": hashlib.sha256(config_bytes).hexdigest(),
     }
     (temporary / MANIFEST).write_bytes(_dump({**manifest, "files": files}))
-    for file in temporary.iterdir():
+    (temporary / _CONFIG_DRAFT).write_bytes(config_bytes)
+    for file in (*temporary.rglob("*"), temporary):
         _sync(file)
     temporary.chmod(0o755)  # mkdtemp makes it private
     _refuse_existing(path, force)
     with _set_aside(path):
         temporary.rename(path)
         try:
-            _write_config(path, config_bytes)
+            (path / _CONFIG_DRAFT).rename(path / CONFIG)
+            _sync(path)
+            _sync(path.parent)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -210,15 +246,6 @@ def _set_aside(path: Path) -> Iterator[None]:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_config(path: Path, content: bytes) -> None:
-    draft = path / f".{CONFIG}"
-    draft.write_bytes(content)
-    _sync(draft)
-    draft.rename(path / CONFIG)
-    _sync(path)
-    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
@@ -243,7 +270,7 @@ def _read(file: Path) -> bytes:
 def _parse(content: bytes, file: Path) -> dict[str, Any]:
     try:
         data = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineDirError(f"{file} is not JSON: {error}", hint=REBUILD) from error
     if not isinstance(data, dict):
         raise EngineDirError(f"{file} is not a JSON object", hint=REBUILD)

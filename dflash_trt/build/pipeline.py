@@ -27,7 +27,6 @@ from dflash_trt.quantize.blocks import BLOCK_SIZE
 from dflash_trt.quantize.policy import bits_of
 from dflash_trt.text import Tokenizer
 
-BACKEND = "onnxruntime"
 DEFAULT_MAX_SEQ_LEN = 4096
 
 Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
@@ -53,12 +52,20 @@ class Plan:
         return sum(spec.num_heads * spec.head_dim * rows * 4 for spec in specs)
 
 
-def plan(target: str, drafter: str, choices: Mapping[str, Any], base: Path | None = None) -> Plan:
+def plan(
+    target: str,
+    drafter: str,
+    choices: Mapping[str, Any],
+    *,
+    target_base: Path | None = None,
+    drafter_base: Path | None = None,
+) -> Plan:
     """Read and check everything but the weights' bytes. Missing choices come from the pair.
 
+    A relative path is looked up in its base (a recipe's folder), else where the user stands.
     Raises `CheckpointError`, `PairMismatch` or `ConfigError`.
     """
-    target_path, drafter_path = locate(target, base), locate(drafter, base)
+    target_path, drafter_path = locate(target, target_base), locate(drafter, drafter_base)
     pair = read_pair(target_path, drafter_path)
     resolved = _resolve(choices, pair.config)
     check_block(pair.config, resolved.block)
@@ -75,7 +82,7 @@ def plan(target: str, drafter: str, choices: Mapping[str, Any], base: Path | Non
 
 def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> EngineDir:
     """Write the engine directory of a plan. Raises `BuildError`; nothing is left on failure."""
-    config = EngineConfig(BACKEND, plan.choices, plan.pair.config)
+    config = EngineConfig(engine_dir.ONNXRUNTIME, plan.choices, plan.pair.config)
     _check_disk(output, plan.weight_bytes)
     tokenizer = _tokenizer(plan.target)
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)

@@ -83,11 +83,13 @@ def build(
 
 def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any]) -> Plan:
     if recipe is not None:
-        choices = {**recipe.choices, **chosen}
-        if drafter is None:
-            return plan(recipe.target, recipe.drafter, choices, recipe.base)
-        # A path on the command line is relative to where the user stands, not to the recipe.
-        return plan(recipe.target, str(Path(drafter).absolute()), choices, recipe.base)
+        return plan(
+            recipe.target,
+            drafter or recipe.drafter,
+            {**recipe.choices, **chosen},
+            target_base=recipe.base,
+            drafter_base=None if drafter else recipe.base,
+        )
     if drafter is None:
         names = ", ".join(recipe_names())
         raise ConfigError(

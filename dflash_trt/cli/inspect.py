@@ -68,7 +68,8 @@ def _print_tables(figures: dict[str, Any]) -> None:
             f"{attention['head_dim']}, rope {attention['rope']['kind']} "
             f"theta {attention['rope']['theta']:g}",
         )
-        table.add_row("", figures["sources"][side]["reference"])
+        sources = figures.get("sources", {})
+        table.add_row("", str(sources.get(side, {}).get("reference", "source not recorded")))
     layers = ", ".join(key.removeprefix("target layer ") for key in figures["context_feature"])
     table.add_row("features", f"outputs of target layers {layers}")
     table.add_row("mask token", str(figures["drafter"]["mask_token_id"]))

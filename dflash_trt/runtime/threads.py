@@ -20,14 +20,14 @@ def cpu_allowance(cgroup_root: Path = CGROUP_ROOT) -> int:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """CPUs' worth of time per period, from cgroup v2 (`cpu.max`) or v1 (`cpu.cfs_*`)."""
-    for folder in _own_groups(root):
-        try:
-            quota, period = (folder / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            return int(quota) / int(period)
+    """CPUs' worth of time per period, from cgroup v2 (`cpu.max`) or v1 (`cpu.cfs_*`).
+
+    A group is bound by its own quota and by those of all groups around it.
+    """
+    quotas = [_quota_of(folder) for folder in _own_groups(root)]
+    found = [quota for quota in quotas if quota is not None]
+    if found:
+        return min(found)
     try:
         v1 = root / "cpu"
         quota_us = int((v1 / "cpu.cfs_quota_us").read_text())
@@ -35,6 +35,14 @@ def _cgroup_quota(root: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return quota_us / period_us if quota_us > 0 else None
+
+
+def _quota_of(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
 
 
 def _own_groups(root: Path) -> list[Path]:

@@ -38,6 +38,7 @@ def own_group(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     [
         ("max 100000", 64), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1),
         ("1000 100000", 1), ("9900000 100000", 64), ("garbage", 64), ("", 64),
+        ("a few", 64),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_cores")
