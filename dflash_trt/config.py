@@ -120,13 +120,13 @@ class PairConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PairConfig:
-        """Inverse of `to_json`. Raises `ConfigError` for a missing or unknown field."""
+        """Inverse of `to_json`. Raises `ConfigError` for a missing, unknown or mistyped field."""
         try:
             return cls(
                 target=_model_from_json(TargetConfig, data["target"]),
                 drafter=_model_from_json(DrafterConfig, data["drafter"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the pair's facts cannot be read: {error!r}") from error
 
 
@@ -139,13 +139,38 @@ def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in rope["params"].items()
     }
-    attention["rope"] = RopeConfig(**rope)
-    fields["attention"] = AttentionConfig(**attention)
-    fields["masks"] = tuple(LayerMask(**mask) for mask in fields["masks"])
+    attention["rope"] = _typed(RopeConfig, rope)
+    fields["attention"] = _typed(AttentionConfig, attention)
+    fields["masks"] = tuple(_typed(LayerMask, mask) for mask in fields["masks"])
     for name in ("eos_token_ids", "target_layer_ids"):
         if name in fields:
             fields[name] = tuple(fields[name])
+    model = _typed(cls, fields)
+    if len(model.masks) != model.num_layers:
+        raise ConfigError(f"there are {len(model.masks)} masks for {model.num_layers} layers")
+    return model
+
+
+def _typed(cls: type[Any], fields: dict[str, Any]) -> Any:
+    """An instance whose fields have the types that the class gives them."""
+    hints = get_type_hints(cls)
+    for name, value in dict(fields).items():
+        if name in hints and not _has_type(value, hints[name]):
+            raise ConfigError(f"{name} is {value!r}, which is not of type {hints[name]}")
     return cls(**fields)
+
+
+def _has_type(value: object, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_has_type(item, args[0]) for item in value)
+    if origin is UnionType:
+        return any(_has_type(value, arg) for arg in args)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, origin or hint) and (hint is bool or not isinstance(value, bool))
 
 
 PRECISIONS = ("fp32", "int4")

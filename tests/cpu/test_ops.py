@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 from dflash_trt import graph as g
 from dflash_trt.config import LayerMask
@@ -20,7 +19,7 @@ from dflash_trt.errors import GraphError, NoLowering
 from dflash_trt.graph import DType, Graph, LinearWeight, compounds, primitives, tracing
 from dflash_trt.graph.compounds import DECOMPOSITIONS
 from dflash_trt.lower.onnx_ops import EMITTERS
-from tiny.ops import TYPES, Arrays, lower, run_ops
+from tiny.ops import TYPES, Arrays, FusedMatMul, lower, run_ops
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(12)
@@ -228,16 +227,6 @@ def test_op_equals_numpy_on_onnx_runtime(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     found = run_ops(tmp_path, case.body, case.inputs, case.dims, weights=Arrays(case.weights))
     check(found, case.wanted)
-
-
-class FusedMatMul(OpRun):  # type: ignore[misc]
-    """The one operator of ONNX Runtime's own that these graphs use: a @ b.T."""
-
-    op_domain = "com.microsoft"
-
-    def _run(self, a: Array, b: Array, transB: int = 0) -> tuple[Array]:  # noqa: N803
-        assert transB == 1
-        return (a @ b.T,)
 
 
 @pytest.mark.parametrize("name", CASES)

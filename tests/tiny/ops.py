@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from onnx.reference.op_run import OpRun
 
 from dflash_trt.graph import DType, Graph, Tensor, tracing
 from dflash_trt.lower.onnx import lower_to_onnx
@@ -20,6 +21,16 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 
 TYPES = {"float32": DType.F32, "int32": DType.I32, "int64": DType.I64, "bool": DType.BOOL}
+
+
+class FusedMatMul(OpRun):  # type: ignore[misc]
+    """The one operator of ONNX Runtime's own that these graphs use: a @ b.T."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, a: Array, b: Array, transB: int = 0) -> tuple[Array]:  # noqa: N803
+        assert transB == 1
+        return (a @ b.T,)
 
 
 class Arrays:
