@@ -24,6 +24,7 @@ from tiny import (
 
 torch.set_num_threads(1)
 
+
 def _key(*values: Any) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 

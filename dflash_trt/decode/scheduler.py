@@ -91,7 +91,9 @@ class Scheduler:
     def cancel(self, request_id: int) -> None:
         """Forget a request, waiting or running; its slot is free at once."""
         self._waiting = deque(s for s in self._waiting if s.request_id != request_id)
-        self._slots = [None if s and s.request_id == request_id else s for s in self._slots]
+        for index, slot in enumerate(self._slots):
+            if slot and slot.request_id == request_id:
+                self._retire(index)
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> int:
         if not len(prompt):
@@ -167,9 +169,13 @@ class Scheduler:
     def _deliver(self, index: int, new: list[int], block: BlockResult) -> Delta:
         slot = self._seat(index)
         if block.reason is not None:
-            self._slots[index] = None
+            self._retire(index)
         ids = tuple(new[: block.num_tokens])
         return Delta(slot.request_id, ids, block.text, block.reason)
+
+    def _retire(self, index: int) -> None:
+        self._slots[index] = None
+        self._session.release(index)
 
     def _rows(self, batch: list[tuple[Slot | None, list[int], int]], least_width: int) -> StepRows:
         """Pad the rows of (slot, tokens, known) to one width; an idle row has count 0."""

@@ -15,6 +15,7 @@ from dflash_trt.graph import Dim, LinearWeight, Node
 from dflash_trt.lower.onnx_emitter import ONNX_TYPES, Emitter, OnnxEmitter, value_info
 
 MICROSOFT = "com.microsoft"
+STACKED_BELOW = 1024  # outputs; above, a split costs more than one more product
 INT8_ACTIVATIONS = 4  # MatMulNBits accuracy_level: activations quantized per block, INT32 sums
 
 
@@ -37,9 +38,22 @@ def _embedding(low: OnnxEmitter, node: Node) -> list[str]:
 
 
 def _linear(low: OnnxEmitter, node: Node) -> list[str]:
-    """One product with the stacked weights, then a split; biases are added to the parts."""
-    x = node.inputs[0]
+    """Narrow products are stacked into one and split; wide ones are worth a node each."""
     weights: tuple[LinearWeight, ...] = node.attrs["weights"]
+    if min(w.out_features for w in weights) < STACKED_BELOW:
+        parts = _stacked_product(low, node, weights)
+    else:
+        parts = [part for w in weights for part in _stacked_product(low, node, (w,))]
+    return [
+        part if w.bias is None
+        else low.emit("Add", [part, low.weights.dense(w.bias, (w.out_features,))], node)[0]
+        for part, w in zip(parts, weights, strict=True)
+    ]  # fmt: skip
+
+
+def _stacked_product(low: OnnxEmitter, node: Node, weights: tuple[LinearWeight, ...]) -> list[str]:
+    """One product of the input with all weights."""
+    x = node.inputs[0]
     in_features = _known(x.shape[-1])
     names = [w.name for w in weights]
     sizes = [w.out_features for w in weights]
@@ -56,15 +70,10 @@ def _linear(low: OnnxEmitter, node: Node) -> list[str]:
         )  # fmt: skip
         if packed.offsets is not None:
             product = _add_offsets(low, node, product, packed.offsets, packed.block_size)
-    parts = product
-    if len(weights) > 1:
-        split = low.const(sizes, np.int64)
-        parts = low.emit("Split", [product[0], split], node, len(weights), axis=-1)
-    return [
-        part if w.bias is None
-        else low.emit("Add", [part, low.weights.dense(w.bias, (w.out_features,))], node)[0]
-        for part, w in zip(parts, weights, strict=True)
-    ]  # fmt: skip
+    if len(weights) == 1:
+        return product
+    split = low.const(sizes, np.int64)
+    return low.emit("Split", [product[0], split], node, len(weights), axis=-1)
 
 
 def _add_offsets(
@@ -168,19 +177,15 @@ def _kv_update(low: OnnxEmitter, node: Node) -> list[str]:
 
 
 def _attention(low: OnnxEmitter, node: Node) -> list[str]:
-    """Attention over the live rows of the caches.
+    """Attention over the whole caches, each row up to its own length.
 
-    ONNX Runtime's cost follows the keys it is given, so the caches are sliced to the longest
-    row first; each row's own length then masks the rest.
+    ONNX Runtime's cost follows the rows of the caches, live or not: the session binds short ones.
     """
     query, key, value, kv_length = (low.names[t] for t in node.inputs)
     mask = node.attrs["mask"]
     lengths = low.cast(kv_length, TensorProto.INT64, node)
-    longest = low.emit("ReduceMax", [lengths], node, keepdims=1)[0]
-    start, axis = low.const([0], np.int64), low.const([2], np.int64)
-    live = [low.emit("Slice", [c, start, longest, axis], node)[0] for c in (key, value)]
-    window = "" if mask.window is None else _window_mask(low, node, longest, mask.window)
-    inputs = [query, *live, window, "", "", lengths]
+    window = "" if mask.window is None else _window_mask(low, node, mask.window)
+    inputs = [query, key, value, window, "", "", lengths]
     if node.inputs[0].shape[2] != BLOCK_ROWS:
         return low.emit("Attention", inputs, node, is_causal=int(mask.causal))
     return _unless_empty(low, node, inputs, int(mask.causal))
@@ -202,18 +207,20 @@ def _unless_empty(low: OnnxEmitter, node: Node, inputs: list[str], is_causal: in
     return low.emit("If", [some], node, then_branch=branches[0], else_branch=branches[1])
 
 
-def _window_mask(low: OnnxEmitter, node: Node, longest: str, window: int) -> str:
-    """bool [B, 1, S, T]: the keys less than `window` positions before each query."""
-    query, kv_length = node.inputs[0], low.names[node.inputs[3]]
-    shape = low.emit("Shape", [low.names[query]], node, start=2, end=3)[0]
-    columns = low.const([-1, 1, 1, 1], np.int64)
-    scalar = low.const([], np.int64)
-    rows = low.emit("Reshape", [low.cast(shape, TensorProto.INT32, node), scalar], node)[0]
+def _window_mask(low: OnnxEmitter, node: Node, window: int) -> str:
+    """bool [B, 1, S, C]: the keys less than `window` positions before each query."""
+    query, cache, _, kv_length = (low.names[t] for t in node.inputs)
+    columns, scalar = low.const([-1, 1, 1, 1], np.int64), low.const([], np.int64)
+
+    def num_rows(name: str) -> str:
+        shape = low.emit("Shape", [name], node, start=2, end=3)[0]
+        return low.emit("Reshape", [low.cast(shape, TensorProto.INT32, node), scalar], node)[0]
+
+    rows, total = num_rows(query), num_rows(cache)
     span = low.emit("Range", [low.const(0, np.int32), rows, low.const(1, np.int32)], node)[0]
     column = low.emit("Unsqueeze", [span, low.const([-1], np.int64)], node)[0]
     first = low.emit("Sub", [low.emit("Reshape", [kv_length, columns], node)[0], rows], node)[0]
     position = low.emit("Add", [first, column], node)[0]  # [B, 1, S, 1]
-    total = low.emit("Reshape", [low.cast(longest, TensorProto.INT32, node), scalar], node)[0]
     keys = low.emit("Range", [low.const(0, np.int32), total, low.const(1, np.int32)], node)[0]
     oldest = low.emit("Sub", [position, low.const(window, np.int32)], node)[0]
     return low.emit("Less", [oldest, keys], node)[0]

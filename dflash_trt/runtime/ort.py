@@ -11,6 +11,7 @@ import onnxruntime as ort
 from dflash_trt import contract as c
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import EngineDirError
+from dflash_trt.runtime.caches import CachePools
 from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
 from dflash_trt.runtime.threads import cpu_allowance
 
@@ -42,13 +43,9 @@ class OrtSession:
             ) from error
         self._check_contract(model, pair)
         self._limits = limits
-        rows = c.cache_rows(limits.max_seq_len, limits.block)
-        # np.zeros is lazy: a slot's memory is taken when it is first written.
-        self.caches: dict[str, F32] = {
-            spec.name: np.zeros((limits.max_slots, spec.num_heads, rows, spec.head_dim), np.float32)
-            for spec in c.all_caches(pair)
-        }
         self._specs = c.all_caches(pair)
+        max_rows = c.cache_rows(limits.max_seq_len, limits.block)
+        self._pools = CachePools(self._specs, limits.max_slots, max_rows, self._allocate)
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
         offsets = np.arange(limits.block, dtype=np.int32)
         self._offsets = {
@@ -83,8 +80,11 @@ class OrtSession:
         self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
     ) -> StepResult:
         """See `Session.step`."""
-        binding = self._binding(first_slot, rows.tokens.shape[0])
+        num_slots, width = rows.tokens.shape
         block_offsets, draft_offsets = self._offsets[num_drafts]
+        if self._pools.fit(int(rows.length.max()) + width + len(block_offsets)):
+            self._bindings.clear()
+        binding = self._binding(first_slot, num_slots)
         inputs = {
             c.TOKENS: rows.tokens,
             c.LENGTH: rows.length,
@@ -100,7 +100,6 @@ class OrtSession:
         for name, array in inputs.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
         # Fresh memory each step: a result never shows what an earlier or later step wrote.
-        num_slots, width = rows.tokens.shape
         result = StepResult(
             committed=np.full(num_slots, -1, np.int32),
             next_tokens=np.full((num_slots, 1 + num_drafts), -1, np.int32),
@@ -115,9 +114,22 @@ class OrtSession:
                 place = ("cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
                 binding.bind_output(name, *place)
         self._session.run_with_iobinding(binding)
+        self._pools.keep(first_slot, rows.length + result.committed)
         if want_logits:
             del self._bindings[first_slot, num_slots]  # the next step must not write to it
         return result
+
+    def release(self, slot: int) -> None:
+        """See `Session.release`."""
+        self._pools.release(slot)
+
+    @property
+    def caches(self) -> dict[str, F32]:
+        """The arrays [slots, heads, rows, head_dim] behind the caches, by name."""
+        return self._pools.arrays
+
+    def _allocate(self, shape: tuple[int, ...]) -> F32:
+        return np.zeros(shape, np.float32)
 
     def _logits(self, num_slots: int, width: int) -> F32:
         rows = min(width, self._limits.block)
@@ -129,7 +141,7 @@ class OrtSession:
         if key not in self._bindings:
             binding = self._session.io_binding()
             for spec in self._specs:
-                view = self.caches[spec.name][first_slot : first_slot + num_slots]
+                view = self._pools.arrays[spec.name][first_slot : first_slot + num_slots]
                 place = ("cpu", 0, np.float32, list(view.shape), view.ctypes.data)
                 binding.bind_input(spec.name, *place)
                 binding.bind_output(spec.output, *place)

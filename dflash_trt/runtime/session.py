@@ -63,3 +63,6 @@ class Session(Protocol):
         The caches of those slots are updated in place. The result is the caller's to keep.
         `want_logits` asks for the target's logits of the verified rows as well.
         """
+
+    def release(self, slot: int) -> None:
+        """The slot's request is over: its caches need not be kept."""

@@ -176,9 +176,7 @@ def test_a_cancelled_request_frees_its_slot_at_once_and_touches_no_other(
 ) -> None:
     session = Recording(engine.session(max_slots=2))
     scheduler = engine.scheduler(session)
-    ids = [
-        scheduler.submit(prompts[i], SamplingParams(max_tokens=25))[0] for i in (0, 1, 31, 24)
-    ]
+    ids = [scheduler.submit(prompts[i], SamplingParams(max_tokens=25))[0] for i in (0, 1, 31, 24)]
     made: dict[int, list[int]] = {i: [] for i in ids}
     for _ in range(9):
         for delta in scheduler.step():

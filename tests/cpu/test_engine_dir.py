@@ -89,9 +89,7 @@ def test_an_altered_byte_is_named_although_the_size_is_right(name: str, folder: 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_folder_or_a_dangling_link_in_place_of_a_file_is_refused(
-    name: str, folder: Path
-) -> None:
+def test_a_folder_or_a_dangling_link_in_place_of_a_file_is_refused(name: str, folder: Path) -> None:
     (folder / name).unlink()
     (folder / name).mkdir()
     refused(folder, name)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dflash_trt.decode.request import SamplingParams
-from tiny import EngineMaker, Scripted, TinyEngine, TinyPair, greedy
+from tiny import EngineMaker, ProbeMaker, Scripted, TinyEngine, TinyPair, greedy
 
 VOCAB = 160
 BLOCK = 4
@@ -96,9 +97,9 @@ ADVERSARIES: dict[str, Script] = {
     "int32-ends": lambda slot, position, count: [2**31 - 1, -(2**31), 2**30][:count],
     "all-zero": lambda slot, position, count: [0] * count,
     "mask-id": lambda slot, position, count: [VOCAB - 1] * count,
-    "random": lambda slot, position, count: np.random.default_rng(position)
-    .integers(-3, VOCAB + 3, count)
-    .tolist(),
+    "random": lambda slot, position, count: (
+        np.random.default_rng(position).integers(-3, VOCAB + 3, count).tolist()
+    ),
 }
 
 
@@ -123,6 +124,22 @@ def test_an_impossible_draft_behind_right_ones_is_rejected_where_it_stands(
     session = Scripted(engine.session(), oracle(text, lengths, lambda right, j: bad))
     assert engine.generate(prompts[27], 40, session=session).token_ids == truth[27][:40]
     assert accepted(session, prompts[27])[:6] == lengths
+
+
+@pytest.mark.parametrize(("right", "draft"), [(0, -1), (0, -(2**31)), (VOCAB - 1, VOCAB)])
+def test_an_impossible_draft_is_not_taken_for_the_nearest_real_token(
+    right: int, draft: int, pair: TinyPair, make_probe: ProbeMaker
+) -> None:
+    """Where the target's choice is the first or last id, the id beside it is still wrong."""
+    texts = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(0, VOCAB, 9))
+    with torch.no_grad():
+        chosen = pair.target(texts).logits[:, -1].argmax(-1)
+    text = texts[chosen == right][0].tolist()
+    made = make_probe(pair).step([[*text, draft]], [0], known=[2])
+    assert made["committed"].tolist() == [2]
+    assert made["next_tokens"][0, 0] == right
+    made = make_probe(pair).step([[*text, right]], [0], known=[2])
+    assert made["committed"].tolist() == [3]
 
 
 def test_perfect_drafts_need_one_step_per_block(

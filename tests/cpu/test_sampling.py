@@ -152,6 +152,7 @@ def test_a_seed_gives_the_same_tokens_whatever_is_drafted(
     plain = engine.generate(prompts[2], 40, width=1, seed=5, **SAMPLED)
     text = [*prompts[2], *plain.token_ids, *[0] * 8]
     for shift in (0, 1):
+
         def script(slot: int, position: int, count: int, shift: int = shift) -> list[int]:
             drafts = text[position + 1 : position + 1 + count]
             return [*drafts[:1], *[t + shift for t in drafts[1:]]]

@@ -53,9 +53,7 @@ def test_no_cgroup_at_all_leaves_the_affinity(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many_cores")
-def test_quota_of_the_processs_own_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quota_of_the_processs_own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_group(monkeypatch, "0::/pod/box\n")
     put(tmp_path, "pod/box", "cpu.max", "300000 100000")
     assert cpu_allowance(tmp_path) == 3

@@ -10,9 +10,9 @@ import dflash.model
 import numpy as np
 import pytest
 import torch
-from conftest import DRAFTER
 from dflash.model import DFlashDraftModel, dflash_generate
 
+from conftest import DRAFTER
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.lossless.verify import verify
 from dflash_trt.runtime.session import StepRows
@@ -39,9 +39,7 @@ def test_logits_equal_transformers(make_engine: Any, target: Any, prompts: Any) 
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_int4_weights_are_the_checkpoints_own(
-    make_engine: Any, target: Any, prompts: Any
-) -> None:
+def test_int4_weights_are_the_checkpoints_own(make_engine: Any, target: Any, prompts: Any) -> None:
     """Q4_1 blocks are kept as they are: only activations are rounded (8 bits per block)."""
     for ids in prompts[:3]:
         with torch.no_grad():

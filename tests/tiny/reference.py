@@ -64,9 +64,7 @@ def target_states(target: Any, tokens: Sequence[int]) -> tuple[F32, list[F32]]:
 
 
 @torch.no_grad()
-def draft_states(
-    pair: TinyPair, features: F32, anchor: int, block: int
-) -> tuple[F32, F32, F32]:
+def draft_states(pair: TinyPair, features: F32, anchor: int, block: int) -> tuple[F32, F32, F32]:
     """Context [T, H], hidden rows and logits [block - 1, ..] of a block behind `features`."""
     drafter, target = pair.drafter, pair.target
     ids = torch.full((1, block), drafter.mask_token_id)

@@ -47,6 +47,9 @@ class Recording:
         self.steps.append(Step(first_slot, rows, num_drafts, result))
         return result
 
+    def release(self, slot: int) -> None:
+        self._session.release(slot)
+
     def blocks(self, prompt_length: int) -> list[tuple[list[int], int]]:
         """(drafts verified, tokens committed) of every decode step of a request run alone."""
         return [
@@ -62,9 +65,7 @@ class Scripted(Recording):
     `position` is the position of the bonus token, so the drafts are for position + 1 and on.
     """
 
-    def __init__(
-        self, session: Session, script: Callable[[int, int, int], Sequence[int]]
-    ) -> None:
+    def __init__(self, session: Session, script: Callable[[int, int, int], Sequence[int]]) -> None:
         super().__init__(session)
         self._script = script
 
@@ -82,20 +83,22 @@ class Guarded(OrtSession):
     """A session whose caches lie between guard values, and start as garbage, not as zeros."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._buffers: list[tuple[npt.NDArray[np.float32], int]] = []
-        for name, cache in self.caches.items():
-            margin = cache[0, 0].size
-            buffer = np.full(cache.size + 2 * margin, GUARD, np.float32)
-            self.caches[name] = buffer[margin:-margin].reshape(cache.shape)
-            self._buffers.append((buffer, margin))
+        super().__init__(*args, **kwargs)
         self.poison()
+
+    def _allocate(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        margin = shape[2] * shape[3]
+        buffer = np.full(int(np.prod(shape)) + 2 * margin, GUARD, np.float32)
+        self._buffers.append((buffer, margin))
+        cache = buffer[margin:-margin].reshape(shape)
+        _poison(cache)
+        return cache
 
     def poison(self, value: float = 1e30) -> None:
         """Fill every cache with huge values of both signs: nothing may read them."""
         for cache in self.caches.values():
-            cache[...] = value
-            cache[..., ::2] = -value
+            _poison(cache, value)
 
     def check_guards(self) -> None:
         """Fail when a step wrote outside of the caches."""
@@ -106,3 +109,8 @@ class Guarded(OrtSession):
     def snapshot(self, slot: int) -> dict[str, bytes]:
         """The bytes of one slot in every cache."""
         return {name: cache[slot].tobytes() for name, cache in self.caches.items()}
+
+
+def _poison(cache: npt.NDArray[np.float32], value: float = 1e30) -> None:
+    cache[...] = value
+    cache[..., ::2] = -value

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from dflash_trt.errors import CheckpointError, DFlashError, TokenizerError
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer, tokenizer_metadata
+from dflash_trt.errors import CheckpointError, DFlashError, TokenizerError
 from dflash_trt.text import Tokenizer
 
 # Made once with llama.cpp, an implementation that shares no code with ours: its "source" says how.
