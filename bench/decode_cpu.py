@@ -152,11 +152,7 @@ def _step_over_products(engine: Engine, path: Path) -> dict[str, Any]:
 
     def rows(width: int, length: int, known: int) -> StepRows:
         one = np.ones(1, np.int32)
-        return StepRows(
-            tokens=prompt[:, :width], length=one * length, count=one * width, known=one * known,
-            temperature=np.zeros(1, np.float32), top_k=one * 0, top_p=np.ones(1, np.float32),
-            seed=np.zeros(1, np.int64),
-        )  # fmt: skip
+        return StepRows.greedy(prompt[:, :width], one * length, one * width, one * known)
 
     engine.session.step(0, rows(200, 0, 200), 0)
     result = {}

@@ -17,6 +17,7 @@ VERIFY_ROWS = "verify_rows"  # R = min(S, K): rows whose logits are read
 BLOCK_ROWS = "block_rows"  # K, or 0 in a step that only verifies
 DRAFT_ROWS = "draft_rows"  # block rows whose logits are read, at most K - 1
 KV_ROWS = "kv_rows"  # S + block_rows: rows that a step writes into a drafter cache
+ADJUSTED = "adjusted"  # P: token ids whose logits a step adjusts, 0 in most steps
 NEXT_TOKENS = "next_width"  # 1 + draft_rows
 
 # Inputs.
@@ -29,10 +30,21 @@ DRAFT_OFFSETS = "draft_offsets"  # int32 [draft_rows]: the block rows to read dr
 TEMPERATURE = "temperature"  # float32 [B]: 0 is greedy
 TOP_K = "top_k"  # int32 [B]: 0 is off
 TOP_P = "top_p"  # float32 [B]: 1 is off
+MIN_P = "min_p"  # float32 [B]: 0 is off
 SEED = "seed"  # int64 [B]
+REPETITION = "repetition_penalty"  # float32 [B]: 1 is off
+PRESENCE = "presence_penalty"  # float32 [B]
+FREQUENCY = "frequency_penalty"  # float32 [B]
+# For each verified row, the ids that its history or a ban touches. The host knows the drafts before
+# they are verified, so each row's history is exact: it holds the drafts before that row.
+ADJUST_IDS = "adjust_ids"  # int32 [B, R, P]; an id may repeat with equal values (padding)
+ADJUST_SEEN = "adjust_seen"  # float32 [B, R, P]: 1 where the id is in prompt or output
+ADJUST_COUNT = "adjust_count"  # float32 [B, R, P]: times in the output
+ADJUST_BIAS = "adjust_bias"  # float32 [B, R, P]: added; hugely negative bans the id
 
 INPUTS = (
-    TOKENS, LENGTH, COUNT, KNOWN, BLOCK_OFFSETS, DRAFT_OFFSETS, TEMPERATURE, TOP_K, TOP_P, SEED,
+    TOKENS, LENGTH, COUNT, KNOWN, BLOCK_OFFSETS, DRAFT_OFFSETS, TEMPERATURE, TOP_K, TOP_P, MIN_P,
+    SEED, REPETITION, PRESENCE, FREQUENCY, ADJUST_IDS, ADJUST_SEEN, ADJUST_COUNT, ADJUST_BIAS,
 )  # fmt: skip
 
 # Outputs.

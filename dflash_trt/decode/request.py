@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dflash_trt.errors import RequestError
 from dflash_trt.text.stop import FinishReason
 
 MAX_SEED = 2**62 - 1
+MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 64
+MAX_BIASES = 1024
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,15 @@ class SamplingParams:
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off
     seed: int = 0
+    min_tokens: int = 0  # end ids are banned until so many tokens are out
+    repetition_penalty: float = 1.0  # 1 is off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added
+    bad_words: Sequence[str] = ()  # also with a space before them
+    logprobs: int | None = None  # alternatives beside the chosen token's own; None is off
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -31,12 +42,34 @@ class SamplingParams:
         _whole("seed", self.seed, 0, MAX_SEED)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _whole("min_tokens", self.min_tokens, 0, 1 << 30)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}"
+            )
+        _whole("logprobs", 0 if self.logprobs is None else self.logprobs, 0, MAX_LOGPROBS)
+        _check_lists(self.logit_bias, self.bad_words)
         if self.top_p == 0.0:
             raise RequestError("top_p is 0, allowed are values above 0 up to 1")
         if 0.0 < self.temperature < 1e-3:
             raise RequestError(
                 f"temperature is {self.temperature}, allowed are 0 (greedy) and 0.001 to 100"
             )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the history changes logits."""
+        off = (1.0, 0.0, 0.0)
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != off
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether any row's logits are changed before the choice."""
+        return bool(self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens > 0)
 
 
 @dataclass(frozen=True)
@@ -93,3 +126,18 @@ def _number(name: str, value: object, low: float, high: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
         raise RequestError(f"{name} is {value!r}, allowed are numbers from {low:g} to {high:g}")
+
+
+def _check_lists(logit_bias: Mapping[int, float], bad_words: Sequence[str]) -> None:
+    if len(logit_bias) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(logit_bias)} ids, allowed are {MAX_BIASES}")
+    for token, bias in logit_bias.items():
+        _whole("a logit_bias id", token, 0, 1 << 30)
+        _number(f"logit_bias of {token}", bias, -100.0, 100.0)
+    if isinstance(bad_words, str):
+        raise RequestError("bad_words must be a list of strings, not one string")
+    if len(bad_words) > MAX_BAD_WORDS:
+        raise RequestError(f"{len(bad_words)} bad_words, allowed are {MAX_BAD_WORDS}")
+    for word in bad_words:
+        if not isinstance(word, str) or not word.strip():
+            raise RequestError(f"bad word {word!r} is not text")

@@ -194,5 +194,6 @@ class Scheduler:
             temperature=np.array([p.temperature for p in params], np.float32),
             top_k=np.array([p.top_k for p in params], np.int32),
             top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
             seed=np.array([p.seed for p in params], np.int64),
         )

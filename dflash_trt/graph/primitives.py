@@ -181,6 +181,19 @@ def take(x: Tensor, index: Tensor, axis: int) -> Tensor:
     return _one("take", [x, index], shape, x.dtype, axis=axis)
 
 
+def gather_last(x: Tensor, index: Tensor) -> Tensor:
+    """x [.., V] at int32 positions [.., P] of the last axis, row by row."""
+    return _one("gather_last", [x, index], index.shape, x.dtype)
+
+
+def scatter_last(x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """x [.., V] with values [.., P] written at positions [.., P] of the last axis, row by row.
+
+    A position may repeat only with equal values.
+    """
+    return _one("scatter_last", [x, index, values], x.shape, x.dtype)
+
+
 def reduce(op: str, x: Tensor, *, keepdims: bool = False) -> Tensor:
     """`sum` or `max` over the last axis."""
     shape = (*x.shape[:-1], 1) if keepdims else x.shape[:-1]

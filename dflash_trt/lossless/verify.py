@@ -113,22 +113,11 @@ def _margin(
     logits: np.ndarray[Any, np.dtype[np.float32]] | None = None
     for start in range(0, len(context), chunk):
         part = context[start : start + chunk]
-        rows = _prompt_rows(part, start)
+        size = np.full(1, len(part), np.int32)
+        rows = StepRows.greedy(
+            np.array([part], np.int32), np.full(1, start, np.int32), count=size, known=size
+        )
         logits = engine.session.step(0, rows, 0, want_logits=True).logits
     assert logits is not None
     row = logits[0, 0]  # the first verified row is that of the last known token
     return float(row[tokens[0]] - row[tokens[1]])
-
-
-def _prompt_rows(tokens: Sequence[int], length: int) -> StepRows:
-    one = np.ones(1, np.int32)
-    return StepRows(
-        tokens=np.array([tokens], np.int32),
-        length=one * length,
-        count=one * len(tokens),
-        known=one * len(tokens),
-        temperature=np.zeros(1, np.float32),
-        top_k=one * 0,
-        top_p=np.ones(1, np.float32),
-        seed=np.zeros(1, np.int64),
-    )

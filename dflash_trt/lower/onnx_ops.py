@@ -137,6 +137,14 @@ def _gather_rows(low: OnnxEmitter, node: Node) -> list[str]:
     return low.emit("GatherND", [x, index], node, batch_dims=1)
 
 
+def _gather_last(low: OnnxEmitter, node: Node) -> list[str]:
+    return low.emit("GatherElements", [low.names[x] for x in node.inputs], node, axis=-1)
+
+
+def _scatter_last(low: OnnxEmitter, node: Node) -> list[str]:
+    return low.emit("ScatterElements", [low.names[x] for x in node.inputs], node, axis=-1)
+
+
 def _take(low: OnnxEmitter, node: Node) -> list[str]:
     return low.emit("Gather", [low.names[x] for x in node.inputs], node, axis=node.attrs["axis"])
 
@@ -261,6 +269,8 @@ EMITTERS: dict[str, Emitter] = {
     "transpose": _transpose,
     "concat": _concat,
     "gather_rows": _gather_rows,
+    "gather_last": _gather_last,
+    "scatter_last": _scatter_last,
     "take": _take,
     "reduce_sum": _reduce("ReduceSum"),
     "reduce_max": _reduce("ReduceMax"),

@@ -53,14 +53,15 @@ class Sampling:
     temperature: Tensor  # float32, 0 is greedy
     top_k: Tensor  # int32, 0 is off
     top_p: Tensor  # float32, 1 is off
+    min_p: Tensor  # float32, 0 is off
     seed: Tensor  # int64
 
 
 def choose(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
     """Tokens int32 [B, R] for logits F32 [B, R, V]; positions int32 [B, R] are the tokens' own.
 
-    Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, as Hugging
-    Face applies them. A step in which every slot is greedy computes the argmax and nothing else.
+    Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, min-p, as
+    Hugging Face applies them. A step in which every slot is greedy computes the argmax alone.
     """
     with scope("choose"):
         greedy = argmax(logits)
@@ -131,6 +132,8 @@ def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
     total = where(has_top_k, reduce("sum", weight, keepdims=True), mass)
     before = sub(cumsum(weight), weight)
     keep = logical_and(less(rank, limit), less(before, mul(total, top_p)))
+    # exp(values) is the probability relative to the most likely token's, which stays.
+    keep = logical_and(keep, less_equal(per_slot(sampling.min_p), unary("exp", values)))
     score = add(values, gumbel_noise(sampling.seed, positions, ids))
     best = argmax(where(keep, score, constant(MASKED, DType.F32)))
     is_best = equal(rank, reshape(best, (*best.shape, 1)))

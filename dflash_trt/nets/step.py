@@ -34,6 +34,7 @@ from dflash_trt.graph import (
 from dflash_trt.graph.compounds import prefix_count
 from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
 from dflash_trt.nets.layers import Span
+from dflash_trt.nets.penalties import Adjustment, adjust
 from dflash_trt.nets.rotary import rotary_tables
 from dflash_trt.nets.sampling import Sampling, choose
 from dflash_trt.nets.target import target_forward, target_logits
@@ -54,7 +55,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     )
     block_offsets = graph.add_input(c.BLOCK_OFFSETS, (c.BLOCK_ROWS,), DType.I32)
     draft_offsets = graph.add_input(c.DRAFT_OFFSETS, (c.DRAFT_ROWS,), DType.I32)
-    sampling = _sampling_inputs(graph)
+    sampling, adjustment = _sampling_inputs(graph), _adjustment_inputs(graph)
     target_kv = _cache_inputs(graph, c.target_caches(pair))
     draft_kv = _cache_inputs(graph, c.draft_caches(pair))
     # An id outside the vocabulary can only be a wrong draft: it must be rejected, not crash.
@@ -68,7 +69,8 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     offset = iota(minimum(step_tokens, block), c.VERIFY_ROWS)
     rows = sub(_outer(known, offset), 1)
     logits = target_logits(pair.target, gather_rows(verified.hidden, _clip(rows, last)))
-    choice = choose(logits, sampling, _outer(add(length, known), offset))
+    adjusted = adjust(logits, adjustment)
+    choice = choose(adjusted, sampling, _outer(add(length, known), offset))
 
     # Accept: the drafts that equal the choice before them, up to the first that does not.
     draft = add(rows, 1)
@@ -96,6 +98,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     )
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
     draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
+    draft_rows = adjust(draft_rows, adjustment.for_drafts(draft_offsets))
     drafted = choose(draft_rows, sampling, _outer(start, draft_offsets))
 
     graph.add_output(c.COMMITTED, committed)
@@ -110,7 +113,21 @@ def _sampling_inputs(graph: Graph) -> Sampling:
         temperature=graph.add_input(c.TEMPERATURE, (c.SLOTS,), DType.F32),
         top_k=graph.add_input(c.TOP_K, (c.SLOTS,), DType.I32),
         top_p=graph.add_input(c.TOP_P, (c.SLOTS,), DType.F32),
+        min_p=graph.add_input(c.MIN_P, (c.SLOTS,), DType.F32),
         seed=graph.add_input(c.SEED, (c.SLOTS,), DType.I64),
+    )
+
+
+def _adjustment_inputs(graph: Graph) -> Adjustment:
+    rows = (c.SLOTS, c.VERIFY_ROWS, c.ADJUSTED)
+    return Adjustment(
+        repetition=graph.add_input(c.REPETITION, (c.SLOTS,), DType.F32),
+        presence=graph.add_input(c.PRESENCE, (c.SLOTS,), DType.F32),
+        frequency=graph.add_input(c.FREQUENCY, (c.SLOTS,), DType.F32),
+        ids=graph.add_input(c.ADJUST_IDS, rows, DType.I32),
+        seen=graph.add_input(c.ADJUST_SEEN, rows, DType.F32),
+        count=graph.add_input(c.ADJUST_COUNT, rows, DType.F32),
+        bias=graph.add_input(c.ADJUST_BIAS, rows, DType.F32),
     )
 
 

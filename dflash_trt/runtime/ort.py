@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from dflash_trt import contract as c
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import EngineDirError
 from dflash_trt.runtime.caches import CachePools
-from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
+from dflash_trt.runtime.session import AdjustRows, SessionLimits, StepResult, StepRows
 from dflash_trt.runtime.threads import cpu_allowance
 
 F32 = npt.NDArray[np.float32]
@@ -95,7 +96,9 @@ class OrtSession:
             c.TEMPERATURE: rows.temperature,
             c.TOP_K: rows.top_k,
             c.TOP_P: rows.top_p,
+            c.MIN_P: rows.min_p,
             c.SEED: rows.seed,
+            **self._adjustment(rows),
         }
         for name, array in inputs.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
@@ -118,6 +121,24 @@ class OrtSession:
         if want_logits:
             del self._bindings[first_slot, num_slots]  # the next step must not write to it
         return result
+
+    def _adjustment(self, rows: StepRows) -> dict[str, npt.NDArray[Any]]:
+        """The inputs of `rows.adjust`; of no ids where there is nothing to adjust."""
+        a = rows.adjust
+        if a is None:
+            num_slots, width = rows.tokens.shape
+            empty = np.zeros((num_slots, min(width, self._limits.block), 0), np.float32)
+            off = np.zeros(num_slots, np.float32)
+            a = AdjustRows(off + 1, off, off, empty.astype(np.int32), empty, empty, empty)
+        return {
+            c.REPETITION: a.repetition,
+            c.PRESENCE: a.presence,
+            c.FREQUENCY: a.frequency,
+            c.ADJUST_IDS: a.ids,
+            c.ADJUST_SEEN: a.seen,
+            c.ADJUST_COUNT: a.count,
+            c.ADJUST_BIAS: a.bias,
+        }
 
     def release(self, slot: int) -> None:
         """See `Session.release`."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,19 @@ class SessionLimits:
 
 
 @dataclass(frozen=True)
+class AdjustRows:
+    """Penalties, biases and bans of a step: strengths [B]; touched ids P of each verified row R."""
+
+    repetition: F32  # [B], 1 is off
+    presence: F32  # [B]
+    frequency: F32  # [B]
+    ids: I32  # [B, R, P], R = min(S, block); an id may repeat with equal values
+    seen: F32  # [B, R, P]: 1 where the id is in the row's prompt or output
+    count: F32  # [B, R, P]: times in the row's output
+    bias: F32  # [B, R, P]
+
+
+@dataclass(frozen=True)
 class StepRows:
     """One step's rows; every array has one row per slot (B), see `contract` for the meanings."""
 
@@ -33,10 +47,23 @@ class StepRows:
     length: I32  # [B]
     count: I32  # [B]
     known: I32  # [B]
-    temperature: npt.NDArray[np.float32]  # [B]
+    temperature: F32  # [B]
     top_k: I32  # [B]
-    top_p: npt.NDArray[np.float32]  # [B]
+    top_p: F32  # [B]
+    min_p: F32  # [B]
     seed: npt.NDArray[np.int64]  # [B]
+    adjust: AdjustRows | None = None
+
+    @classmethod
+    def greedy(cls, tokens: I32, length: I32, count: I32, known: I32) -> StepRows:
+        """Rows that choose the likeliest token."""
+        num_slots = len(tokens)
+        off = np.zeros(num_slots, np.float32)
+        return cls(
+            tokens=tokens, length=length, count=count, known=known, temperature=off,
+            top_k=np.zeros(num_slots, np.int32), top_p=off + 1, min_p=off,
+            seed=np.zeros(num_slots, np.int64),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

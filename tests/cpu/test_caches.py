@@ -107,12 +107,8 @@ def rows_of(
 ) -> StepRows:
     width = max(len(row) for row in tokens)
     padded = np.array([[*row, *[0] * (width - len(row))] for row in tokens], np.int32)
-    slots = len(tokens)
     as_int = [np.array(values, np.int32) for values in (length, count, known)]
-    return StepRows(
-        padded, *as_int, np.zeros(slots, np.float32), np.zeros(slots, np.int32),
-        np.ones(slots, np.float32), np.zeros(slots, np.int64),
-    )  # fmt: skip
+    return StepRows.greedy(padded, *as_int)
 
 
 def test_an_idle_row_keeps_its_committed_rows_and_padding_changes_no_other_row(

@@ -23,11 +23,7 @@ pytestmark = pytest.mark.slow
 def read(engine: Any, ids: list[int]) -> Any:
     """Logits [1, R, V] of the last rows of a text, read in one step with the last 8 verified."""
     one, known = np.ones(1, np.int32), len(ids) - 7
-    rows = StepRows(
-        tokens=np.array([ids], np.int32), length=one * 0, count=one * len(ids), known=one * known,
-        temperature=np.zeros(1, np.float32), top_k=one * 0, top_p=np.ones(1, np.float32),
-        seed=np.zeros(1, np.int64),
-    )  # fmt: skip
+    rows = StepRows.greedy(np.array([ids], np.int32), one * 0, one * len(ids), one * known)
     return engine.session.step(0, rows, 0, want_logits=True).logits
 
 
