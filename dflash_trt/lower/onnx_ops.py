@@ -138,11 +138,15 @@ def _gather_rows(low: OnnxEmitter, node: Node) -> list[str]:
 
 
 def _gather_last(low: OnnxEmitter, node: Node) -> list[str]:
-    return low.emit("GatherElements", [low.names[x] for x in node.inputs], node, axis=-1)
+    return low.emit(
+        "GatherElements", [low.names[x] for x in node.inputs], node, axis=node.inputs[0].rank - 1
+    )
 
 
 def _scatter_last(low: OnnxEmitter, node: Node) -> list[str]:
-    return low.emit("ScatterElements", [low.names[x] for x in node.inputs], node, axis=-1)
+    return low.emit(
+        "ScatterElements", [low.names[x] for x in node.inputs], node, axis=node.inputs[0].rank - 1
+    )
 
 
 def _take(low: OnnxEmitter, node: Node) -> list[str]:

@@ -124,10 +124,24 @@ def cond_body(x: Any, flag: Any) -> Any:
     return g.cond(flag, lambda: g.add(x, 1.0), lambda: g.mul(g.add(x, 1.0), 2.0))
 
 
+X_LAST = RNG.normal(size=(2, 3, 7)).astype(np.float32)
+AT = np.array([[[0, 6], [2, 2], [5, 1]], [[3, 4], [6, 0], [1, 1]]], np.int32)
+NEW = RNG.normal(size=(2, 3, 2)).astype(np.float32)
+NEW[..., 1] = np.where(AT[..., 0] == AT[..., 1], NEW[..., 0], NEW[..., 1])
+
+
+def scattered() -> Array:
+    out = X_LAST.copy()
+    np.put_along_axis(out, AT, NEW, axis=-1)
+    return out
+
+
 UNARY = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "sigmoid": sigmoid}
 ROWS = np.array([[2, 0, 0, 1], [1, 1, 2, 2]], np.int32)
 CASES: dict[str, Case] = {
     "add": simple(g.add, X, Y, wanted=X + Y),
+    "gather_last": simple(g.gather_last, X_LAST, AT, wanted=np.take_along_axis(X_LAST, AT, -1)),
+    "scatter_last": simple(g.scatter_last, X_LAST, AT, NEW, wanted=scattered()),
     "add-number": simple(lambda x: g.add(x, 3), WHOLE, wanted=WHOLE + 3),
     "sub": simple(g.sub, X, Y, wanted=X - Y),
     "mul": simple(g.mul, X, Y, wanted=X * Y),

@@ -28,7 +28,7 @@ DRAWS = 24_000
 
 def draw(
     folder: Path, logits: npt.NDArray[np.float32], temperature: Any, top_k: Any, top_p: Any,
-    seed: Any, positions: Any = None,
+    seed: Any, positions: Any = None, min_p: Any = 0.0,
 ) -> npt.NDArray[np.int32]:  # fmt: skip
     """Tokens [B, R] for logits [B, R, V]; the rest are per slot."""
     slots, rows, _ = logits.shape
@@ -43,11 +43,12 @@ def draw(
         "temperature": np.broadcast_to(temperature, slots).astype(np.float32),
         "top_k": np.broadcast_to(top_k, slots).astype(np.int32),
         "top_p": np.broadcast_to(top_p, slots).astype(np.float32),
+        "min_p": np.broadcast_to(min_p, slots).astype(np.float32),
         "seed": np.broadcast_to(seed, slots).astype(np.int64),
     }
     dims: dict[str, tuple[int | str, ...]] = {
         "logits": ("slots", "rows", logits.shape[2]), "positions": ("slots", "rows"),
-        **dict.fromkeys(("temperature", "top_k", "top_p", "seed"), ("slots",)),
+        **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed"), ("slots",)),
     }  # fmt: skip
     return run_ops(folder, body, inputs, dims)[0]
 

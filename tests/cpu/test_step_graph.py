@@ -17,6 +17,7 @@ from dflash_trt.graph.compounds import DECOMPOSITIONS
 from dflash_trt.nets.step import trace_step
 from tiny import PairMaker, ProbeMaker, TinyEngine, TinyPair, close
 from tiny.ops import FusedMatMul
+from tiny.probe import no_adjustment
 
 TEXT = [5, 80, 31, 7, 99, 140, 2]
 SLIDING = {
@@ -101,6 +102,8 @@ def feeds(probe: Any, tokens: list[int], length: int, known: int, drafts: int) -
         c.TEMPERATURE: np.array([0.0], np.float32),
         c.TOP_K: np.array([0], np.int32),
         c.TOP_P: np.array([1.0], np.float32),
+        c.MIN_P: np.array([0.0], np.float32),
+        **no_adjustment(1, min(len(tokens), probe.block)),
         c.SEED: np.array([3], np.int64),
         **{name: cache.copy() for name, cache in probe.caches.items()},
     }

@@ -74,6 +74,8 @@ class Probe:
             c.BLOCK_OFFSETS: offsets if num_drafts else offsets[:0],
             c.DRAFT_OFFSETS: offsets[1 : 1 + num_drafts],
             c.TOP_P: np.array(sampling.get(c.TOP_P, [1.0] * len(tokens)), np.float32),
+            c.MIN_P: np.array(sampling.get(c.MIN_P, [0.0] * len(tokens)), np.float32),
+            **no_adjustment(len(tokens), min(width, self.block)),
             **{
                 name: np.array(sampling.get(name, [0] * len(tokens)), dtype)
                 for name, dtype in GREEDY.items()
@@ -92,6 +94,20 @@ class Probe:
             made.append(self.step([piece], [start], known=[1]))
             start += size
         return made
+
+
+def no_adjustment(slots: int, rows: int) -> dict[str, Any]:
+    """The inputs that adjust logits, of no ids."""
+    off, empty = np.zeros(slots, np.float32), np.zeros((slots, rows, 0), np.float32)
+    return {
+        c.REPETITION: off + 1,
+        c.PRESENCE: off,
+        c.FREQUENCY: off,
+        c.ADJUST_IDS: empty.astype(np.int32),
+        c.ADJUST_SEEN: empty,
+        c.ADJUST_COUNT: empty,
+        c.ADJUST_BIAS: empty,
+    }
 
 
 def _taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
