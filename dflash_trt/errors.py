@@ -12,6 +12,9 @@ DFlashError
 │   └── NoLowering         a backend has no way to express an op
 ├── EngineDirError         an engine directory cannot be loaded
 ├── CapacityError          a request does not fit the engine's limits
+│   └── QueueFull          it would fit, but too many requests wait already
+├── StepError              the session failed while a request ran
+├── EngineStopped          the engine takes no more requests: it drains, is closed, or is dead
 ├── RequestError           a field of a request is out of range
 └── TokenizerError         a tokenizer or chat template cannot be read or used
 """
@@ -70,6 +73,18 @@ class EngineDirError(DFlashError):
 
 class CapacityError(DFlashError):
     """A request does not fit the limits that the engine was built with."""
+
+
+class QueueFull(CapacityError):
+    """As many requests wait as the queue holds; the same request may be sent again later."""
+
+
+class StepError(DFlashError):
+    """The session failed in a step that this request took part in."""
+
+
+class EngineStopped(DFlashError):
+    """The engine takes no more requests: it drains, was closed, or died."""
 
 
 class RequestError(DFlashError):

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from dflash_trt.decode.request import DecodeStats, Delta, SamplingParams
+from dflash_trt.decode.admission import RunConfig
+from dflash_trt.decode.generation import Collected, Generation
+from dflash_trt.decode.loop import EngineLoop
+from dflash_trt.decode.request import Delta, SamplingParams
 from dflash_trt.decode.scheduler import Scheduler
+from dflash_trt.decode.telemetry import Telemetry
+from dflash_trt.decode.width import FixedWidth, WidthPolicy
 from dflash_trt.engine_dir import EngineDir, open_engine
+from dflash_trt.errors import ConfigError, StepError
 from dflash_trt.runtime.ort import OrtSession
 from dflash_trt.runtime.session import Session, SessionLimits
 from dflash_trt.text import Tokenizer
-from dflash_trt.text.stop import FinishReason
 
-
-@dataclass(frozen=True)
-class Generation:
-    """One finished request. Times are wall clock seconds of this process."""
-
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    finish_reason: FinishReason
-    stats: DecodeStats
-    ttft_s: float
-    decode_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `generate --json`."""
-        after_first = len(self.token_ids) - 1
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": len(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "steps": self.stats.steps,
-            "acceptance_length": self.stats.acceptance_length,
-            "accepted_per_position": self.stats.accepted_per_position,
-            "ttft_s": self.ttft_s,
-            "decode_tokens_per_s": after_first / self.decode_s if after_first else None,
-        }
+__all__ = ["Engine", "Generation", "run_all"]
 
 
 class Engine:
@@ -73,46 +49,101 @@ class Engine:
         session = OrtSession(engine.model, pair, limits, num_threads)
         return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids)
 
-    def scheduler(self, width: int | None = None, padded_width: int | None = None) -> Scheduler:
+    def scheduler(
+        self,
+        width: int | WidthPolicy | None = None,
+        padded_width: int | None = None,
+        *,
+        config: RunConfig | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> Scheduler:
         """A scheduler over this session; verify `width` defaults to the whole block.
 
-        One at a time: schedulers share the session's slots.
+        One at a time: schedulers share the session's slots. Raises `ConfigError` for a width out
+        of range.
         """
-        chosen = self.session.limits.block if width is None else width
-        return Scheduler(self.session, self.tokenizer, self.eos_ids, chosen, padded_width)
+        return Scheduler(
+            self.session, self.tokenizer, self.eos_ids, self._policy(width),
+            padded_width=1 if padded_width is None else self._checked(padded_width),
+            config=config, telemetry=telemetry,
+        )  # fmt: skip
+
+    def start(
+        self,
+        width: int | WidthPolicy | None = None,
+        *,
+        config: RunConfig | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> EngineLoop:
+        """A thread that serves requests of any number of threads and event loops, until closed."""
+        return EngineLoop(self.scheduler(width, config=config, telemetry=telemetry))
 
     def generate(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         *,
-        width: int | None = None,
+        width: int | WidthPolicy | None = None,
         padded_width: int | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Generation:
-        """Run one request to its end. `width` 1 is plain decoding, without the drafter."""
+        """Run one request to its end, in this thread. `width` 1 is plain decoding.
+
+        Raises `StepError` when the session fails.
+        """
         scheduler = self.scheduler(width, padded_width)
-        _, stats = scheduler.submit(prompt, params)
-        start = time.perf_counter()
-        first = start
-        token_ids: list[int] = []
-        parts: list[str] = []
-        reason: FinishReason | None = None
-        while reason is None:
+        return run_all(scheduler, [(prompt, params)], on_delta)[0]
+
+    def generate_all(
+        self,
+        requests: Iterable[tuple[Sequence[int], SamplingParams]],
+        *,
+        width: int | WidthPolicy | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> list[Generation]:
+        """Run requests side by side over all slots, in this thread; results in their order.
+
+        Raises `StepError` when the session fails.
+        """
+        return run_all(self.scheduler(width), requests, on_delta)
+
+    def _policy(self, width: int | WidthPolicy | None) -> WidthPolicy:
+        if width is None:
+            return FixedWidth(self.session.limits.block)
+        return FixedWidth(self._checked(width)) if isinstance(width, int) else width
+
+    def _checked(self, width: int) -> int:
+        block = self.session.limits.block
+        if not 1 <= width <= block:
+            raise ConfigError(f"verify width is {width}, allowed are 1 to {block}")
+        return width
+
+
+def run_all(
+    scheduler: Scheduler,
+    requests: Iterable[tuple[Sequence[int], SamplingParams]],
+    on_delta: Callable[[Delta], None] | None = None,
+) -> list[Generation]:
+    """Drive a scheduler until all requests are over: what `EngineLoop` does, without a thread."""
+    coming = iter(requests)
+    all_in = False
+    made: dict[int, Collected] = {}
+    try:
+        while scheduler.has_work or not all_in:
+            while not all_in and scheduler.has_room:
+                job = next(coming, None)
+                if job is None:
+                    all_in = True
+                    break
+                request = scheduler.request(*job)
+                scheduler.enqueue(request)
+                made[request.request_id] = Collected(request)
             for delta in scheduler.step():
-                if not token_ids:
-                    first = time.perf_counter()
-                token_ids.extend(delta.token_ids)
-                parts.append(delta.text)
-                reason = delta.finish_reason
+                if delta.finish_reason == "error":
+                    raise StepError(delta.error) from scheduler.last_error
+                made[delta.request_id].add(delta, time.perf_counter())
                 if on_delta is not None:
                     on_delta(delta)
-        return Generation(
-            text="".join(parts),
-            token_ids=token_ids,
-            prompt_tokens=len(prompt),
-            finish_reason=reason,
-            stats=stats,
-            ttft_s=first - start,
-            decode_s=time.perf_counter() - first,
-        )
+    finally:
+        scheduler.end_all("cancelled")  # nothing, unless this was left by an exception
+    return [collected.generation() for collected in made.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dflash_trt.errors import RequestError
 from dflash_trt.text.stop import FinishReason
@@ -80,6 +80,18 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
+    error: str = ""  # what failed, beside the finish reason "error"
+
+    @classmethod
+    def merged(cls, deltas: Sequence[Delta]) -> Delta:
+        """One delta for several of one request, oldest first; there must be one."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return replace(
+            deltas[-1],
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            text="".join(delta.text for delta in deltas),
+        )
 
 
 @dataclass

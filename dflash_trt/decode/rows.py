@@ -15,7 +15,6 @@ from dflash_trt.runtime.session import StepRows
 _GREEDY = SamplingParams()
 
 Row = tuple[Request | None, list[int], int]  # request in this slot, its tokens, known ones
-IDLE: Row = (None, [], 0)
 
 
 @dataclass(frozen=True)
@@ -44,5 +43,6 @@ class Batch:
             temperature=np.array([p.temperature for p in params], np.float32),
             top_k=np.array([p.top_k for p in params], np.int32),
             top_p=np.array([p.top_p for p in params], np.float32),
+            min_p=np.array([p.min_p for p in params], np.float32),
             seed=np.array([p.seed for p in params], np.int64),
         )

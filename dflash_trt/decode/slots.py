@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dflash_trt.decode.request import DecodeStats, SamplingParams
-from dflash_trt.text import BlockResult, TextStream
+from dflash_trt.decode.request import DecodeStats, Delta, SamplingParams
+from dflash_trt.text import TextStream
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Request:
     """
 
     request_id: int
-    prompt: Sequence[int]
+    prompt: list[int]
     params: SamplingParams
     max_tokens: int
     stream: TextStream
@@ -40,22 +40,25 @@ class Request:
         """Tokens that may still be generated."""
         return self.max_tokens - self.stream.num_tokens
 
-    def take_prompt(self, committed: int, next_row: list[int]) -> BlockResult | None:
-        """Account for a prompt chunk; the last one brings the first token."""
+    def take(self, num_tokens: int, committed: int, next_row: list[int]) -> Delta | None:
+        """Account for a step of `num_tokens` tokens; None when the prompt is not read to its end.
+
+        The last prompt chunk brings one token. Of a block, accepted drafts and the bonus are new,
+        the anchor is not. Raises `ValueError` when the session's numbers make no sense.
+        """
+        known = num_tokens if self.is_prefilling else 1
+        if not known <= committed <= num_tokens:
+            raise ValueError(f"committed is {committed}, allowed are {known} to {num_tokens}")
+        is_prompt = self.is_prefilling
+        new = [next_row[0]] if is_prompt else [*self.row[1:committed], next_row[0]]
         self.length += committed
         if self.is_prefilling:
             return None
         self.row = next_row
-        return self.stream.push(next_row[:1])
-
-    def take_block(self, num_offered: int, committed: int, next_row: list[int]) -> BlockResult:
-        """Account for a decode step: accepted drafts and the bonus are new, the anchor is not."""
-        new = [*self.row[1:committed], next_row[0]]
-        self.length += committed
-        self.row = next_row
-        result = self.stream.push(new)
-        self.stats.record(num_offered, result.num_tokens)
-        return result
+        block = self.stream.push(new)
+        if not is_prompt:
+            self.stats.record(num_tokens - 1, block.num_tokens)
+        return Delta(self.request_id, tuple(new[: block.num_tokens]), block.text, block.reason)
 
 
 class SlotTable:
@@ -66,9 +69,6 @@ class SlotTable:
         self._seats: list[Request | None] = [None] * num_slots
         self._release = release
         self.num_used = 0
-
-    def __getitem__(self, slot: int) -> Request | None:
-        return self._seats[slot]
 
     @property
     def has_free(self) -> bool:
@@ -89,6 +89,12 @@ class SlotTable:
             self._seats[slot] = None
             self.num_used -= 1
             self._release(slot)
+
+    def between(self, first: Request, last: Request) -> tuple[int, list[Request | None]]:
+        """The slot of `first`, and who sits from there to `last`, which sits no lower."""
+        assert first.slot is not None
+        assert last.slot is not None
+        return first.slot, self._seats[first.slot : last.slot + 1]
 
     def prefilling(self) -> list[Request]:
         """Seated requests whose prompt is not read yet, in the order of their slots."""

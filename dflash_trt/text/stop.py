@@ -21,7 +21,9 @@ from dflash_trt.errors import RequestError
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 
-FinishReason = Literal["stop", "length"]
+# Why an output ended. The first two are decided here, the others from outside: by the client, its
+# deadline, or a step that failed.
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 
 @dataclass(frozen=True)
