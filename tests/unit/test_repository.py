@@ -115,7 +115,10 @@ def test_every_room_is_on_the_map() -> None:
 
 
 def test_package_needs_only_its_base_dependencies() -> None:
-    extras = ["gguf", "huggingface_hub", "safetensors", "tensorrt", "torch", "transformers"]
+    extras = [
+        "gguf", "huggingface_hub", "prometheus_client", "safetensors", "tensorrt", "torch",
+        "transformers",
+    ]  # fmt: skip
     run_python(
         "import importlib, pkgutil, sys\n"
         f"sys.modules |= dict.fromkeys({extras})\n"
