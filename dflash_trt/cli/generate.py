@@ -10,6 +10,7 @@ import typer
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json
 from dflash_trt.decode.engine import Engine, Generation
 from dflash_trt.decode.request import Delta, SamplingParams
+from dflash_trt.decode.width import WidthPolicy
 from dflash_trt.errors import ConfigError, RequestError
 
 _DEFAULTS = SamplingParams()
@@ -18,6 +19,10 @@ THREADS_OPTION = typer.Option(None, help="CPU threads. Default: this process's C
 WIDTH_OPTION = typer.Option(
     None, help="Tokens that a step verifies, 1 to the block. Default: the block."
 )
+AUTO_WIDTH_OPTION = typer.Option(
+    "auto", help="Tokens that a step verifies: 1 to the block, or auto, which measures."
+)
+AUTO_BUDGET_S = 0.5  # to measure steps of one slot, before a text that may be short
 
 
 def generate(
@@ -37,7 +42,7 @@ def generate(
     no_draft: bool = typer.Option(
         False, "--no-draft", help="Plain decoding through the same engine."
     ),
-    width: int | None = WIDTH_OPTION,
+    width: str = AUTO_WIDTH_OPTION,
     threads: int | None = THREADS_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -46,7 +51,9 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         stop=tuple(stop), ignore_eos=ignore_eos,
     )  # fmt: skip
-    if no_draft and width not in (None, 1):
+    if width != "auto" and not width.isdecimal():
+        raise ConfigError(f"width is {width!r}, allowed are auto and whole numbers from 1")
+    if no_draft and width not in ("auto", "1"):
         raise ConfigError(f"--no-draft and --width {width} contradict each other")
     text = sys.stdin.read() if prompt == "-" else prompt
     loaded = Engine.load(engine, threads)
@@ -55,9 +62,12 @@ def generate(
     def show(delta: Delta) -> None:
         typer.echo(delta.text, nl=False)
 
-    result = loaded.generate(
-        ids, params, width=1 if no_draft else width, on_delta=None if as_json else show
-    )
+    if no_draft:
+        chosen: int | WidthPolicy = 1
+    else:
+        is_auto = width == "auto"
+        chosen = loaded.auto_width(1, AUTO_BUDGET_S) if is_auto else int(width)
+    result = loaded.generate(ids, params, width=chosen, on_delta=None if as_json else show)
     if as_json:
         print_json(result.to_json())
     else:

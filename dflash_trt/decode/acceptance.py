@@ -18,13 +18,14 @@ from dflash_trt.decode.request import DecodeStats
 
 F64 = npt.NDArray[np.float64]
 
-PRIOR = 0.7  # chance of the first draft before anything was seen; measured pairs have 0.5 to 0.9
+PRIOR = 0.85  # before anything was seen: hopeful, since a few steps of drafting correct it
 PROFILE_WEIGHT = 4.0  # steps' worth of belief that a position is like the one before it
 OWN_WEIGHT = 8.0  # steps' worth of belief that a request follows the shifted profile
-SHIFT_VARIANCE = 2.0  # between requests, in squared logits
+LEAST_VARIANCE, MOST_VARIANCE = 0.2, 4.0  # of the shifts between requests, in squared logits
+VARIANCE_FOLLOW = 1 / 64  # per step
 MAX_SHIFT = 5.0
-PROFILE_KEEP = 1 - 1 / 256  # per step of a request that verified drafts
-OWN_KEEP = 1 - 1 / 24  # likewise: text changes within a request, and soon
+PROFILE_KEEP = 1 - 1 / 512  # per step of a request that verified drafts
+OWN_KEEP = 1 - 1 / 32  # likewise: text changes within a request, and soon
 
 
 class AcceptanceModel:
@@ -33,14 +34,18 @@ class AcceptanceModel:
     def __init__(self, block: int) -> None:
         num = block - 1
         self._reached, self._accepted = np.zeros(num), np.zeros(num)
+        self._variance = 1.0
         self._live: list[DecodeStats] = []
         # One row per live request.
         self._counts = np.zeros((0, 2, num))  # offered and accepted, as last read
         self._own = np.zeros((0, 2, num))  # reached and accepted, fading
         self._shift = np.zeros(0)
 
-    def update(self, stats: Sequence[DecodeStats]) -> bool:
-        """Take in what these requests verified since the last call; whether that was anything."""
+    def update(self, stats: Sequence[DecodeStats]) -> float | None:
+        """Take in what these requests verified since the last call.
+
+        The drafts accepted, as a mean over all requests; None when no draft was verified.
+        """
         changed = len(stats) != len(self._live) or any(
             new is not old for new, old in zip(stats, self._live, strict=True)
         )
@@ -52,7 +57,7 @@ class AcceptanceModel:
         tried = offered.any(axis=1)
         num_tried = int(np.count_nonzero(tried))
         if not num_tried:
-            return False
+            return None
         before = np.concatenate([offered[:, :1], accepted[:, :-1]], axis=1)
         news = np.stack([np.minimum(offered, before), accepted], axis=1)
         # A position that is not tried fades too: in the end it is believed to be like the one
@@ -61,11 +66,10 @@ class AcceptanceModel:
         self._own += news
         reached, taken = news.sum(axis=0)
         keep = PROFILE_KEEP**num_tried
-        self._reached, self._accepted = (
-            self._reached * keep + reached,
-            self._accepted * keep + taken,
-        )
-        return True
+        self._reached = self._reached * keep + reached
+        self._accepted = self._accepted * keep + taken
+        self._fit_shifts()
+        return float(taken.sum()) / len(stats)
 
     def fade(self, factor: float) -> None:
         """Believe less in what the live requests have shown: it is old."""
@@ -73,19 +77,29 @@ class AcceptanceModel:
 
     def expected_tokens(self) -> F64:
         """Tokens that a step at each width 1..K brings to all live requests together."""
-        logits = self._profile()
         reached, accepted = self._own[:, 0], self._own[:, 1]
-        for _ in range(2):  # Newton, from the last call's shift: it hardly moves between steps
-            chance = _sigmoid(logits + self._shift[:, None])
-            slope = (accepted - reached * chance).sum(axis=1) - self._shift / SHIFT_VARIANCE
-            curve = (reached * chance * (1 - chance)).sum(axis=1) + 1 / SHIFT_VARIANCE
-            self._shift = np.clip(
-                self._shift + np.clip(slope / curve, -1, 1), -MAX_SHIFT, MAX_SHIFT
-            )
-        chance = _sigmoid(logits + self._shift[:, None])
+        chance = _sigmoid(self._profile() + self._shift[:, None])
         chance = (accepted + OWN_WEIGHT * chance) / (reached + OWN_WEIGHT)
         drafts = np.cumsum(np.cumprod(chance, axis=1).sum(axis=0))
-        return np.concatenate([[0.0], drafts]) + len(self._live)
+        tokens: F64 = np.concatenate([[0.0], drafts]) + len(self._live)
+        return tokens
+
+    def _fit_shifts(self) -> None:
+        """Each request's likeliest shift, and how much requests differ in it at all."""
+        logits = self._profile()
+        reached, accepted = self._own[:, 0], self._own[:, 1]
+        doubt = np.full(len(self._live), self._variance)
+        for _ in range(2):  # Newton, from the last step's shift: it hardly moves between steps
+            chance = _sigmoid(logits + self._shift[:, None])
+            slope = (accepted - reached * chance).sum(axis=1) - self._shift / self._variance
+            doubt = 1 / ((reached * chance * (1 - chance)).sum(axis=1) + 1 / self._variance)
+            moved = self._shift + (slope * doubt).clip(-1, 1)
+            self._shift = moved.clip(-MAX_SHIFT, MAX_SHIFT)
+        # One step of expectation-maximisation, slowly: requests alike pull a new one to the
+        # average, requests that differ let it go its own way.
+        spread = float((self._shift**2 + doubt).mean())
+        self._variance += VARIANCE_FOLLOW * (spread - self._variance)
+        self._variance = min(max(self._variance, LEAST_VARIANCE), MOST_VARIANCE)
 
     def _profile(self) -> F64:
         """Logits of the shared chances."""
@@ -94,14 +108,15 @@ class AcceptanceModel:
             chance = (accepted + PROFILE_WEIGHT * chance) / (reached + PROFILE_WEIGHT)
             chances.append(chance)
         bounded = np.clip(np.array(chances), 0.01, 0.99)
-        return np.log(bounded / (1 - bounded))
+        logits: F64 = np.log(bounded / (1 - bounded))
+        return logits
 
     def _seat(self, stats: Sequence[DecodeStats]) -> None:
         """Rows for these requests: a known one keeps its own, a new one starts from nothing."""
         row_of = {id(old): row for row, old in enumerate(self._live)}
         rows = [row_of.get(id(new), -1) for new in stats]
         num = self._counts.shape[2]
-        # The last row is that of a new request. Its counts start now: what it did is not recent.
+        # A row of zeros at the end, for index -1: what a new request has done so far is all news.
         fresh = np.zeros((1, 2, num))
         own = np.concatenate([self._own, fresh])[rows]
         shift = np.append(self._shift, 0.0)[rows]
@@ -116,4 +131,5 @@ def _counts(stats: Sequence[DecodeStats], num: int) -> F64:
 
 
 def _sigmoid(x: F64) -> F64:
-    return 1 / (1 + np.exp(-x))
+    chance: F64 = 1 / (1 + np.exp(-x))
+    return chance

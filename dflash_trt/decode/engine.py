@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from dflash_trt.decode.adaptive import AdaptiveWidth
 from dflash_trt.decode.admission import RunConfig
+from dflash_trt.decode.costs import BUDGET_S, measure_costs
 from dflash_trt.decode.generation import Collected, Generation
 from dflash_trt.decode.loop import EngineLoop
 from dflash_trt.decode.request import Delta, SamplingParams
@@ -106,6 +108,15 @@ class Engine:
         Raises `StepError` when the session fails.
         """
         return run_all(self.scheduler(width), requests, on_delta)
+
+    def auto_width(self, num_slots: int | None = None, budget_s: float = BUDGET_S) -> AdaptiveWidth:
+        """The policy that follows costs and acceptance; measures the session, which must be idle.
+
+        `num_slots` is how many will be used at once (default: all).
+        """
+        return AdaptiveWidth(
+            measure_costs(self.session, num_slots, budget_s), self.session.limits.block
+        )
 
     def _policy(self, width: int | WidthPolicy | None) -> WidthPolicy:
         if width is None:

@@ -112,10 +112,12 @@ class DecodeStats:
         """One step that verified `num_offered` drafts and delivered `num_delivered` tokens."""
         self.steps += 1
         self.tokens += num_delivered
+        offered, accepted = self.offered, self.accepted
         for position in range(num_offered):
-            self.offered[position] += 1
-            # The last token delivered is the bonus, unless the output ended before it.
-            self.accepted[position] += position < num_delivered - 1
+            offered[position] += 1
+        # The last token delivered is the bonus, unless the output ended before it.
+        for position in range(min(num_offered, num_delivered - 1)):
+            accepted[position] += 1
 
     @property
     def acceptance_length(self) -> float | None:

@@ -78,12 +78,34 @@ class StopChecker:
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"max_tokens {max_tokens} is out of range: at least 1")
         self._matchers = [_Matcher(text) for text in dict.fromkeys(stop_strings)]
+        self._first_chars = frozenset(text[0] for text in stop_strings)
         self._ids = frozenset(stop_ids) | (frozenset() if ignore_eos else frozenset(eos_ids))
         self._max_tokens = max_tokens
         self._held = ""
         self._cut = False
         self.num_tokens = 0
         self.reason: FinishReason | None = None
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether there are stop strings; without, `feed_ids` is enough."""
+        return bool(self._matchers)
+
+    def feed_ids(self, ids: Sequence[int]) -> tuple[int, int | None]:
+        """Take tokens whose text does not matter: how many are output, and the stop id if it came.
+
+        The stop id is the last of them. After the end, call nothing.
+        """
+        assert self.reason is None, "fed after the end"
+        room = len(ids) if self._max_tokens is None else self._max_tokens - self.num_tokens
+        end = next((i for i, token in enumerate(ids[:room]) if token in self._ids), None)
+        count = min(len(ids), room) if end is None else end + 1
+        self.num_tokens += count
+        if end is not None:
+            self.reason = "stop"
+        elif self.num_tokens == self._max_tokens:
+            self.reason = "length"
+        return count, None if end is None else ids[end]
 
     def is_stop_id(self, token_id: int) -> bool:
         """True for an id that ends the output; its text must not be shown."""
@@ -120,6 +142,8 @@ class StopChecker:
 
     def _release(self, delta: str) -> tuple[str, str | None]:
         if not self._matchers:
+            return delta, None
+        if not self._held and self._first_chars.isdisjoint(delta):
             return delta, None
         text = self._held + delta
         end = len(self._held)

@@ -41,6 +41,8 @@ class TextStream:
 
         The result that has a reason also holds the text kept back so far, so nothing remains.
         """
+        if not self._checker.needs_text:
+            return self._push_ids(ids)
         parts = []
         for index, token_id in enumerate(ids):
             stopping = self._checker.is_stop_id(token_id)
@@ -51,6 +53,14 @@ class TextStream:
                 parts.append(self.finish())
                 return BlockResult(index + 1, "".join(parts), result.reason, result.matched)
         return BlockResult(len(ids), "".join(parts))
+
+    def _push_ids(self, ids: Sequence[int]) -> BlockResult:
+        """`push` without stop strings: all ids at once, which most requests are."""
+        count, stop_id = self._checker.feed_ids(ids)
+        text = self._detokenizer.push(ids[: count if stop_id is None else count - 1])
+        if self._checker.reason is not None:
+            text += self.finish()
+        return BlockResult(count, text, self._checker.reason, stop_id)
 
     def finish(self) -> str:
         """Return the text kept back; call it when the output ends from outside (cancelled)."""
