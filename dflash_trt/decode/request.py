@@ -63,14 +63,14 @@ class DecodeStats:
         self.offered = self.offered or [0] * (self.block - 1)
         self.accepted = self.accepted or [0] * (self.block - 1)
 
-    def record(self, num_offered: int, num_delivered: int) -> None:
-        """One step that verified `num_offered` drafts and delivered `num_delivered` tokens."""
+    def record(self, num_offered: int, num_accepted: int, num_delivered: int) -> None:
+        """One step: drafts verified, drafts accepted, tokens delivered (drafts, then the bonus)."""
         self.steps += 1
         self.tokens += num_delivered
         for position in range(num_offered):
             self.offered[position] += 1
-            # The last token delivered is the bonus, unless the output ended before it.
-            self.accepted[position] += position < num_delivered - 1
+            # An output that ended inside the block delivers fewer than were accepted.
+            self.accepted[position] += position < min(num_accepted, num_delivered)
 
     @property
     def acceptance_length(self) -> float | None:

@@ -46,5 +46,5 @@ class Slot:
         self.length += committed
         self.row = next_row
         result = self.stream.push(new)
-        self.stats.record(num_offered, result.num_tokens)
+        self.stats.record(num_offered, committed - 1, result.num_tokens)
         return result

@@ -18,6 +18,8 @@ from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import EngineDirError
 from tiny import TinyEngine, TinyPair
 
+pytestmark = pytest.mark.slow
+
 # Imports and plans first, so a kill a few milliseconds later falls somewhere into the build.
 SCRIPT = """
 import sys, time
