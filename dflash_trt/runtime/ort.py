@@ -20,7 +20,7 @@ F32 = npt.NDArray[np.float32]
 
 # ONNX Runtime has other kernels for a single row than for several. Rows of wider steps are equal
 # to the bit at every width, so with no step narrower than this, plain decoding and any block give
-# the same logits. The price is about a tenth to a fifth of plain decoding's speed (docs/design.md).
+# the same logits. What that costs plain decoding is in bench/README.md.
 MIN_WIDTH = 2
 
 
