@@ -9,7 +9,8 @@ WIDTH  ?= 4
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# setuptools warns of folders named like packages whenever it makes an editable install.
+PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := dflash_trt engines tests bench
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.

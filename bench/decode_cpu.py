@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from matmuls import Products
 
+import dflash_trt.runtime.ort
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.lossless.prompts import bundled_prompts
@@ -174,7 +176,19 @@ def _step_over_products(engine: Engine, path: Path) -> dict[str, Any]:
             "products_ms": statistics.median(floor for _, floor in pairs) * 1e3,
             "ratio": statistics.median(step / floor for step, floor in pairs),
         }
+        if width == 1:
+            result["1"]["over_one_column"] = _price_of_bit_equality(step)
     return result
+
+
+def _price_of_bit_equality(step: Callable[[], float]) -> float:
+    """Plain decoding's step against the same step run on a single column."""
+    ratios = []
+    for _ in range(BURSTS):
+        with_two = _burst(step)
+        with mock.patch.object(dflash_trt.runtime.ort, "MIN_WIDTH", 1):
+            ratios.append(with_two / _burst(step))
+    return statistics.median(ratios)
 
 
 def _burst(run: Callable[[], float]) -> float:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,6 +32,7 @@ WEIGHTS = "weights.bin"
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
 ONNXRUNTIME = "onnxruntime"  # the backend of `step.onnx`
 REBUILD = "build the engine again"
+STALE_SECONDS = 60
 _CONFIG_DRAFT = f".{CONFIG}"  # the config of a build that has not finished
 
 
@@ -161,7 +165,9 @@ def writing_engine(
     _refuse_existing(path, force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+        _remove_stale(path)
+        temporary = Path(tempfile.mkdtemp(prefix=_building_prefix(path), dir=path.parent))
+        lock = _lock(temporary)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     try:
@@ -175,6 +181,35 @@ def writing_engine(
             ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _building_prefix(path: Path) -> str:
+    return f".{path.name}.building-"
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what killed builds of this engine left: folders that no living build has locked."""
+    for folder in path.parent.glob(f"{glob.escape(_building_prefix(path))}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < STALE_SECONDS:
+                continue  # a build that has made its folder but not locked it yet
+            lock = _lock(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed; None if another has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _refuse_existing(path: Path, force: bool) -> None:

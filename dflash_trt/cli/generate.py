@@ -98,4 +98,4 @@ def _print_summary(result: Generation) -> None:
         parts.append(f"{figures['decode_tokens_per_s']:.1f} tokens/s")
     if figures["acceptance_length"] is not None:
         parts.append(f"acceptance length {figures['acceptance_length']:.2f}")
-    messages.print(" · ".join(parts))
+    messages.print(" · ".join(parts), soft_wrap=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dflash_trt.decode.request import DecodeStats, SamplingParams
+from dflash_trt.decode.adjust import History
+from dflash_trt.decode.request import MAX_SEED, DecodeStats, SamplingParams
 from dflash_trt.decode.slots import Request
 from dflash_trt.errors import CapacityError, ConfigError, QueueFull, RequestError
 from dflash_trt.runtime.session import SessionLimits
@@ -70,6 +72,8 @@ class Door:
         max_tokens = self._max_tokens(len(ids), params)
         if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
             raise RequestError(f"the deadline is in {timeout_s} s, allowed are times above 0")
+        if params.temperature > 0 and params.seed is None:
+            params = replace(params, seed=secrets.randbelow(MAX_SEED + 1))
         checker = StopChecker(
             params.stop, params.stop_token_ids, eos_ids=self._eos_ids,
             ignore_eos=params.ignore_eos, max_tokens=max_tokens,
@@ -81,9 +85,22 @@ class Door:
             max_tokens=max_tokens,
             stream=TextStream(self._tokenizer.detokenizer(), checker),
             stats=DecodeStats(self._limits.block),
+            history=self._history(ids, params) if params.adjusts_logits else None,
             deadline=math.inf if timeout_s is None else now + timeout_s,
             submitted_at=now,
         )
+
+    def _history(self, prompt: list[int], params: SamplingParams) -> History:
+        """Raises `RequestError` for a biased id outside the vocabulary."""
+        bad = next((t for t in params.logit_bias if t >= self._limits.vocab_size), None)
+        if bad is not None:
+            vocab = self._limits.vocab_size
+            raise RequestError(f"logit_bias id {bad} is outside the vocabulary of {vocab}")
+        # A word in the middle of a text has a space before it, which is part of its first token.
+        texts = [text for word in params.bad_words for text in (word, f" {word}")]
+        bad_words = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
+        return History(params, prompt, bad_words, sorted(end_ids))
 
     def _token_ids(self, prompt: Sequence[int]) -> list[int]:
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from dflash_trt.decode.logprobs import TokenLogprob
 from dflash_trt.decode.request import DecodeStats, Delta
 from dflash_trt.decode.slots import Request
 from dflash_trt.text.stop import FinishReason
@@ -21,12 +22,14 @@ class Generation:
     stats: DecodeStats
     ttft_s: float | None  # None: it ended before its first token
     decode_s: float
+    seed: int | None = None  # what it was sampled with
+    logprobs: tuple[TokenLogprob, ...] | None = None
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `generate --json`."""
         after_first = len(self.token_ids) - 1
-        return {
+        figures = {
             "text": self.text,
             "token_ids": self.token_ids,
             "prompt_tokens": self.prompt_tokens,
@@ -37,7 +40,11 @@ class Generation:
             "accepted_per_position": self.stats.accepted_per_position,
             "ttft_s": self.ttft_s,
             "decode_tokens_per_s": after_first / self.decode_s if after_first > 0 else None,
+            "seed": self.seed,
         }
+        if self.logprobs is not None:
+            figures["logprobs"] = [asdict(entry) for entry in self.logprobs]
+        return figures
 
 
 class Collected:
@@ -71,5 +78,7 @@ class Collected:
             stats=request.stats,
             ttft_s=None if first is None else first - request.submitted_at,
             decode_s=0.0 if first is None else self._ended_at - first,
+            seed=request.params.seed,
+            logprobs=whole.logprobs,
             error=whole.error,
         )

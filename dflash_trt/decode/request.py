@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dflash_trt.decode.logprobs import TokenLogprob
 from dflash_trt.errors import RequestError
 from dflash_trt.text.stop import FinishReason
 
@@ -24,7 +25,7 @@ class SamplingParams:
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
     min_p: float = 0.0  # 0 is off
-    seed: int = 0
+    seed: int | None = None  # None: a random one
     min_tokens: int = 0  # end ids are banned until so many tokens are out
     repetition_penalty: float = 1.0  # 1 is off
     presence_penalty: float = 0.0
@@ -39,7 +40,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _whole("max_tokens", 1 if self.max_tokens is None else self.max_tokens, 1, 1 << 30)
         _whole("top_k", self.top_k, 0, 1 << 30)
-        _whole("seed", self.seed, 0, MAX_SEED)
+        _whole("seed", 0 if self.seed is None else self.seed, 0, MAX_SEED)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0)
         _number("min_p", self.min_p, 0.0, 1.0)
@@ -81,6 +82,7 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     error: str = ""  # what failed, beside the finish reason "error"
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of each id, where the request asks for them
 
     @classmethod
     def merged(cls, deltas: Sequence[Delta]) -> Delta:
@@ -91,7 +93,14 @@ class Delta:
             deltas[-1],
             token_ids=tuple(token for delta in deltas for token in delta.token_ids),
             text="".join(delta.text for delta in deltas),
+            logprobs=_joined(deltas),
         )
+
+
+def _joined(deltas: Sequence[Delta]) -> tuple[TokenLogprob, ...] | None:
+    if all(delta.logprobs is None for delta in deltas):
+        return None
+    return tuple(entry for delta in deltas for entry in delta.logprobs or ())
 
 
 @dataclass
@@ -108,15 +117,15 @@ class DecodeStats:
         self.offered = self.offered or [0] * (self.block - 1)
         self.accepted = self.accepted or [0] * (self.block - 1)
 
-    def record(self, num_offered: int, num_delivered: int) -> None:
-        """One step that verified `num_offered` drafts and delivered `num_delivered` tokens."""
+    def record(self, num_offered: int, num_accepted: int, num_delivered: int) -> None:
+        """One step: drafts verified, drafts accepted, tokens delivered (drafts, then the bonus)."""
         self.steps += 1
         self.tokens += num_delivered
         offered, accepted = self.offered, self.accepted
         for position in range(num_offered):
             offered[position] += 1
-        # The last token delivered is the bonus, unless the output ended before it.
-        for position in range(min(num_offered, num_delivered - 1)):
+        # An output that ended inside the block delivers fewer than were accepted.
+        for position in range(min(num_offered, num_accepted, num_delivered)):
             accepted[position] += 1
 
     @property

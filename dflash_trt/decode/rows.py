@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflash_trt.decode.adjust import join
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.decode.slots import Request
-from dflash_trt.runtime.session import StepRows
+from dflash_trt.runtime.session import AdjustRows, StepRows
 
 # An idle row is greedy, whatever its slot samples with.
 _GREEDY = SamplingParams()
@@ -25,7 +26,15 @@ class Batch:
     first_slot: int
     rows: Sequence[Row]
     num_drafts: int
+    block: int
     least_width: int = 1
+
+    @property
+    def want_logits(self) -> bool:
+        """Whether any of its requests asks for log-probabilities."""
+        return any(
+            r is not None and row and r.params.logprobs is not None for r, row, _ in self.rows
+        )
 
     def pack(self) -> StepRows:
         """Pad the rows to one width, `least_width` or wider."""
@@ -44,5 +53,17 @@ class Batch:
             top_k=np.array([p.top_k for p in params], np.int32),
             top_p=np.array([p.top_p for p in params], np.float32),
             min_p=np.array([p.min_p for p in params], np.float32),
-            seed=np.array([p.seed for p in params], np.int64),
+            seed=np.array([p.seed or 0 for p in params], np.int64),
+            adjust=self._adjust(params, min(width, self.block)),
         )
+
+    def _adjust(self, params: list[SamplingParams], num_rows: int) -> AdjustRows | None:
+        if not any(p.adjusts_logits for p in params):
+            return None
+        adjustments = [
+            request.history.rows(row[known:], num_rows)
+            if request and row and request.history
+            else None
+            for request, row, known in self.rows
+        ]
+        return join(list(zip(params, adjustments, strict=True)), num_rows)

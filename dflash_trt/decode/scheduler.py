@@ -137,7 +137,9 @@ class Scheduler:
             self._prefilled_last = batch.is_prefill
             start = self._clock()
             try:
-                result = self._session.step(batch.first_slot, batch.pack(), batch.num_drafts)
+                result = self._session.step(
+                    batch.first_slot, batch.pack(), batch.num_drafts, want_logits=batch.want_logits
+                )
             except Exception as error:  # a session may raise anything: its backend's own classes
                 deltas += self._fail(batch, error)
             else:
@@ -166,7 +168,7 @@ class Scheduler:
         if start + len(chunk) == len(request.prompt):
             # Tokens that the first decode step verifies are drafted by the last chunk's step.
             drafts = min(self._width([*decoding, request]), request.remaining) - 1
-        return Batch(True, slot, [(request, chunk, len(chunk))], drafts)
+        return Batch(True, slot, [(request, chunk, len(chunk))], drafts, self._limits.block)
 
     def _blocks(self, decoding: list[Request]) -> Batch:
         """One block of every decoding slot; slots between them that do not decode stand idle."""
@@ -178,7 +180,8 @@ class Scheduler:
             for r in seats
         ]
         most = max(request.remaining for request in decoding)
-        return Batch(False, first, rows, min(width, most) - 1, self._padded_width)
+        drafts = min(width, most) - 1
+        return Batch(False, first, rows, drafts, self._limits.block, self._padded_width)
 
     def _width(self, requests: list[Request]) -> int:
         width = self._policy.width([request.stats for request in requests])
@@ -191,13 +194,14 @@ class Scheduler:
         deltas: list[Delta] = []
         blocks: list[tuple[int, int]] = []
         next_rows, committed = result.next_tokens.tolist(), result.committed.tolist()
-        for (request, tokens, _), count, next_row in zip(
-            batch.rows, committed, next_rows, strict=True
+        for index, ((request, tokens, _), count, next_row) in enumerate(
+            zip(batch.rows, committed, next_rows, strict=True)
         ):
             if request is None or not tokens:
                 continue
             try:
-                taken = request.take(len(tokens), count, next_row)
+                logits = None if result.logits is None else result.logits[index]
+                taken = request.take(len(tokens), count, next_row, logits)
             except Exception as error:  # one row that cannot be read is no reason to end the others
                 deltas.append(self._end(request, "error", _reason(error)))
                 continue

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dflash_trt.decode.adjust import History
+from dflash_trt.decode.logprobs import TokenLogprob, token_logprobs
 from dflash_trt.decode.request import DecodeStats, Delta, SamplingParams
+from dflash_trt.runtime.session import F32
 from dflash_trt.text import TextStream
 
 
@@ -23,6 +26,7 @@ class Request:
     max_tokens: int
     stream: TextStream
     stats: DecodeStats
+    history: History | None = None  # of requests that adjust logits
     deadline: float = math.inf
     submitted_at: float = 0.0
     first_token_at: float | None = None
@@ -40,8 +44,12 @@ class Request:
         """Tokens that may still be generated."""
         return self.max_tokens - self.stream.num_tokens
 
-    def take(self, num_tokens: int, committed: int, next_row: list[int]) -> Delta | None:
+    def take(
+        self, num_tokens: int, committed: int, next_row: list[int], logits: F32 | None = None
+    ) -> Delta | None:
         """Account for a step of `num_tokens` tokens; None when the prompt is not read to its end.
+
+        `logits` [R, V] are those of the verified rows, where the step was asked for them.
 
         The last prompt chunk brings one token. Of a block, accepted drafts and the bonus are new,
         the anchor is not. Raises `ValueError` when the session's numbers make no sense.
@@ -57,8 +65,14 @@ class Request:
         self.row = next_row
         block = self.stream.push(new)
         if not is_prompt:
-            self.stats.record(num_tokens - 1, block.num_tokens)
-        return Delta(self.request_id, tuple(new[: block.num_tokens]), block.text, block.reason)
+            self.stats.record(num_tokens - 1, committed - 1, block.num_tokens)
+        delivered = new[: block.num_tokens]
+        if self.history is not None:
+            self.history.extend(delivered)
+        logprobs: tuple[TokenLogprob, ...] | None = None
+        if self.params.logprobs is not None and logits is not None:
+            logprobs = tuple(token_logprobs(logits, delivered, self.params.logprobs))
+        return Delta(self.request_id, tuple(delivered), block.text, block.reason, logprobs=logprobs)
 
 
 class SlotTable:

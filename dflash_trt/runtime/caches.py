@@ -60,5 +60,11 @@ class CachePools:
         self._live[first_slot : first_slot + len(lengths)] = lengths
 
     def release(self, slot: int) -> None:
-        """Nothing in this slot need be kept."""
+        """Forget the slot's request, down to its bytes.
+
+        Dead rows are masked, but zero times NaN is NaN: what one request overflowed to must not
+        reach the next one.
+        """
         self._live[slot] = 0
+        for array in self.arrays.values():
+            array[slot] = 0.0

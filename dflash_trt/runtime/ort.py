@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from dflash_trt.runtime.session import AdjustRows, SessionLimits, StepResult, St
 from dflash_trt.runtime.threads import cpu_allowance
 
 F32 = npt.NDArray[np.float32]
+
+# ONNX Runtime has other kernels for a single row than for several. Rows of wider steps are equal
+# to the bit at every width, so with no step narrower than this, plain decoding and any block give
+# the same logits. What that costs plain decoding is in bench/README.md.
+MIN_WIDTH = 2
 
 
 class OrtSession:
@@ -81,6 +87,8 @@ class OrtSession:
         self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
     ) -> StepResult:
         """See `Session.step`."""
+        asked_width = rows.tokens.shape[1]
+        rows = _at_least(rows, MIN_WIDTH)
         num_slots, width = rows.tokens.shape
         block_offsets, draft_offsets = self._offsets[num_drafts]
         if self._pools.fit(int(rows.length.max()) + width + len(block_offsets)):
@@ -120,6 +128,8 @@ class OrtSession:
         self._pools.keep(first_slot, rows.length + result.committed)
         if want_logits:
             del self._bindings[first_slot, num_slots]  # the next step must not write to it
+            assert result.logits is not None
+            return dataclasses.replace(result, logits=result.logits[:, :asked_width])
         return result
 
     def _adjustment(self, rows: StepRows) -> dict[str, npt.NDArray[Any]]:
@@ -168,3 +178,19 @@ class OrtSession:
                 binding.bind_output(spec.output, *place)
             self._bindings[key] = binding
         return self._bindings[key]
+
+
+def _at_least(rows: StepRows, width: int) -> StepRows:
+    """The rows, filled up with invalid tokens to `width` columns."""
+    missing = width - rows.tokens.shape[1]
+    if missing <= 0:
+        return rows
+    adjust = rows.adjust
+    if adjust is not None:
+        # Their choices do not count, so any adjustment will do for the new columns.
+        edge = ((0, 0), (0, missing), (0, 0))
+        names = ("ids", "seen", "count", "bias")
+        padded = {name: np.pad(getattr(adjust, name), edge, mode="edge") for name in names}
+        adjust = dataclasses.replace(adjust, **padded)
+    tokens = np.pad(rows.tokens, ((0, 0), (0, missing)))
+    return dataclasses.replace(rows, tokens=tokens, adjust=adjust)

@@ -191,3 +191,17 @@ def test_mixed_requests_over_fewer_slots_equal_their_solo_runs(
             assert made[request] == solo.token_ids
             assert counts[request] == solo.stats  # the drafts too were as good as alone
     session.check_guards()
+
+
+def test_what_one_request_overflowed_to_does_not_reach_the_next(
+    engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    """Dead rows are masked, but zero times NaN is NaN: a released slot is clean."""
+    session = engine.session()
+    engine.generate(prompts[25], 10, session=session)
+    for cache in session.caches.values():
+        cache[...] = np.nan
+    for slot in range(session.limits.max_slots):
+        session.release(slot)
+    again = engine.generate(prompts[25], 10, session=session)
+    assert again.token_ids == engine.generate(prompts[25], 10).token_ids

@@ -70,6 +70,17 @@ def test_an_eos_at_any_offset_of_an_accepted_block_ends_the_output_there(
     assert len(session.steps) == 2 + -(-(end - 1) // BLOCK)
 
 
+def test_drafts_behind_the_end_are_not_counted_as_accepted(
+    engine: TinyEngine, prompt: list[int], output: list[int]
+) -> None:
+    at = next(i for i in first_seen(output, 5, 20) if (i - 1) % BLOCK == 1)
+    session = perfect(engine, prompt, output)
+    made = engine.generate(prompt, 30, session=session, eos=[output[at]])
+    blocks = (at - 1) // BLOCK
+    assert made.stats.accepted == [blocks + 1, blocks + 1, blocks]
+    assert made.stats.offered == [blocks + 1] * 3
+
+
 def test_an_eos_as_the_very_first_token_gives_an_empty_text(
     engine: TinyEngine, prompt: list[int], output: list[int]
 ) -> None:

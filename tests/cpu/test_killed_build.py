@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from dflash_trt.build.pipeline import build, plan
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import EngineDirError
 from tiny import TinyEngine, TinyPair
+
+pytestmark = pytest.mark.slow
 
 # Imports and plans first, so a kill a few milliseconds later falls somewhere into the build.
 SCRIPT = """
@@ -133,3 +136,22 @@ def _die_before(step: int) -> None:
 
     for module, name in ((os, "fsync"), (os, "mkdir"), (Path, "rename"), (Path, "write_bytes")):
         wrap(module, name)
+
+
+def test_the_next_build_removes_what_killed_ones_left_but_not_what_a_living_one_has(
+    pair: TinyPair, tmp_path: Path
+) -> None:
+    old = time.time() - 2 * engine_dir.STALE_SECONDS
+    dead, alive, other = (
+        tmp_path / name for name in (".e.building-dead", ".e.building-alive", ".x.building-dead")
+    )
+    for folder in (dead, alive, other):
+        folder.mkdir()
+        (folder / "weights.bin").write_bytes(b"half")
+        os.utime(folder, (old, old))
+    lock = os.open(alive, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), {"max_seq_len": 32})
+    build(planned, tmp_path / "e", force=False, progress=quiet)
+    os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, other.name, "e"]

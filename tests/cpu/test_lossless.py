@@ -61,6 +61,21 @@ def test_every_pair_of_accept_lengths_is_exact(
         assert accepted(session, prompt)[: len(lengths)] == lengths
 
 
+def test_counts_of_offered_and_accepted_drafts_are_those_of_the_steps(
+    engine: TinyEngine, truth: dict[int, list[int]], prompts: list[list[int]]
+) -> None:
+    lengths = [2, 0, 3, 1, 3, 0, 2]  # 11 drafts and 7 bonus tokens behind the first token
+    session = Scripted(engine.session(), oracle([*prompts[0], *truth[0]], lengths, other))
+    made = engine.generate(prompts[0], 1 + 18, session=session)
+    assert accepted(session, prompts[0]) == lengths
+    assert made.stats.accepted == [5, 4, 2]
+    assert (made.stats.steps, made.stats.tokens) == (7, 18)
+    assert made.stats.acceptance_length == 18 / 7
+    # The last step has 3 tokens left: an anchor's successor, and no use for a third draft.
+    assert made.stats.offered == [7, 7, 6]
+    assert made.stats.accepted_per_position == [5 / 7, 4 / 7, 2 / 6]
+
+
 @pytest.mark.parametrize("block", [2, 3, 5, 8])
 def test_every_accept_length_in_ascending_and_descending_runs(
     block: int, pair: TinyPair, truth: dict[int, list[int]], prompts: list[list[int]],

@@ -45,8 +45,9 @@ def test_int4_weights_are_the_checkpoints_own(make_engine: Any, target: Any, pro
         assert (found.argmax(-1) == wanted.argmax(-1)).mean() >= 7 / 8
 
 
-def test_lossless_at_every_width(make_engine: Any, prompts: Any) -> None:
-    engine, params = make_engine("fp32"), SamplingParams(max_tokens=32)
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_lossless_at_every_width(precision: str, make_engine: Any, prompts: Any) -> None:
+    engine, params = make_engine(precision), SamplingParams(max_tokens=32)
     for width in (2, 4, 16):
         report = verify(engine, prompts[:6], params, width=width)
         assert report.lossless, report.mismatches

@@ -42,8 +42,10 @@ class Recording:
     def limits(self) -> SessionLimits:
         return self._session.limits
 
-    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
-        result = self._session.step(first_slot, rows, num_drafts)
+    def step(
+        self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
+    ) -> StepResult:
+        result = self._session.step(first_slot, rows, num_drafts, want_logits=want_logits)
         self.steps.append(Step(first_slot, rows, num_drafts, result))
         return result
 
@@ -69,8 +71,10 @@ class Scripted(Recording):
         super().__init__(session)
         self._script = script
 
-    def step(self, first_slot: int, rows: StepRows, num_drafts: int) -> StepResult:
-        result = super().step(first_slot, rows, num_drafts)
+    def step(
+        self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
+    ) -> StepResult:
+        result = super().step(first_slot, rows, num_drafts, want_logits=want_logits)
         tokens = result.next_tokens.copy()
         for row, (length, committed) in enumerate(zip(rows.length, result.committed, strict=True)):
             if rows.count[row] and num_drafts:
