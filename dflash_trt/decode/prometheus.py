@@ -89,11 +89,11 @@ class PrometheusTelemetry:
         num_tokens = 0
         # Rows by how many drafts they verified and delivered: one sum per position, not per row.
         offered, accepted = [0] * event.width, [0] * event.width
-        for num_offered, num_delivered in event.blocks:
+        for num_offered, num_accepted, num_delivered in event.blocks:
             self._length.observe(num_delivered)
             num_tokens += num_delivered
             offered[num_offered] += 1
-            accepted[min(num_delivered - 1, num_offered)] += 1
+            accepted[num_accepted] += 1
         self._tokens.inc(num_tokens)
         num_offered = num_accepted = 0
         for position in range(event.width - 1, 0, -1):

@@ -192,7 +192,7 @@ class Scheduler:
         """Account for a step that succeeded."""
         self.num_failed_steps = 0
         deltas: list[Delta] = []
-        blocks: list[tuple[int, int]] = []
+        blocks: list[tuple[int, int, int]] = []
         next_rows, committed = result.next_tokens.tolist(), result.committed.tolist()
         for index, ((request, tokens, _), count, next_row) in enumerate(
             zip(batch.rows, committed, next_rows, strict=True)
@@ -208,7 +208,8 @@ class Scheduler:
             if taken is None:
                 continue
             if not batch.is_prefill:
-                blocks.append((len(tokens) - 1, len(taken.token_ids)))
+                delivered = len(taken.token_ids)
+                blocks.append((len(tokens) - 1, min(count - 1, delivered), delivered))
             if request.first_token_at is None:
                 request.first_token_at = self._clock()
                 self._telemetry.on_first_token(request.first_token_at - request.submitted_at)

@@ -13,13 +13,14 @@ StepKind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One run of the session. Blocks hold delivered tokens only: what a stop cut off is no more."""
+    """One run of the session. Blocks count delivered tokens: what a stop cut off is no more."""
 
     kind: StepKind
     width: int  # tokens of the longest row
     num_slots: int  # rows that were not idle
     seconds: float  # in the session
-    blocks: Sequence[tuple[int, int]]  # of each decoding row: drafts verified, tokens delivered
+    # Of each decoding row: drafts verified, accepted drafts delivered, tokens delivered.
+    blocks: Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
