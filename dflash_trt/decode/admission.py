@@ -14,7 +14,7 @@ from dflash_trt.decode.request import MAX_SEED, DecodeStats, SamplingParams
 from dflash_trt.decode.slots import Request
 from dflash_trt.errors import CapacityError, ConfigError, QueueFull, RequestError
 from dflash_trt.runtime.session import SessionLimits
-from dflash_trt.text import StopChecker, TextStream, Tokenizer
+from dflash_trt.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Door:
             raise RequestError(f"the deadline is in {timeout_s} s, allowed are times above 0")
         if params.temperature > 0 and params.seed is None:
             params = replace(params, seed=secrets.randbelow(MAX_SEED + 1))
-        checker = StopChecker(
+        stream = self._tokenizer.text_stream(
             params.stop, params.stop_token_ids, eos_ids=self._eos_ids,
             ignore_eos=params.ignore_eos, max_tokens=max_tokens,
         )  # fmt: skip
@@ -83,7 +83,7 @@ class Door:
             prompt=ids,
             params=params,
             max_tokens=max_tokens,
-            stream=TextStream(self._tokenizer.detokenizer(), checker),
+            stream=stream,
             stats=DecodeStats(self._limits.block),
             history=self._history(ids, params) if params.adjusts_logits else None,
             deadline=math.inf if timeout_s is None else now + timeout_s,

@@ -124,11 +124,14 @@ class Tokenizer:
         stop_strings: Sequence[str] = (),
         stop_ids: Collection[int] = (),
         *,
+        eos_ids: Collection[int] | None = None,
         ignore_eos: bool = False,
         max_tokens: int | None = None,
         skip_special_tokens: bool = True,
     ) -> TextStream:
-        """Start the text of one request: this tokenizer's end ids, the request's own rules.
+        """Start the text of one request: the model's end ids, the request's own rules.
+
+        `eos_ids` are this tokenizer's `stop_ids` unless given.
 
         A stop string that is a special token's text also stops at its id, as hidden text never
         matches. Raises `RequestError` for a bad rule.
@@ -137,7 +140,7 @@ class Tokenizer:
         checker = StopChecker(
             stop_strings,
             [*stop_ids, *(i for i in named if i in self.special_ids and i is not None)],
-            eos_ids=self.stop_ids,
+            eos_ids=self.stop_ids if eos_ids is None else eos_ids,
             ignore_eos=ignore_eos,
             max_tokens=max_tokens,
         )
