@@ -36,7 +36,24 @@ def generate(
     temperature: float = typer.Option(_DEFAULTS.temperature, help="0 is greedy."),
     top_k: int = typer.Option(_DEFAULTS.top_k, help="0 is off."),
     top_p: float = typer.Option(_DEFAULTS.top_p, help="1 is off."),
-    seed: int = typer.Option(_DEFAULTS.seed, help="Same seed, same text, with or without drafter."),
+    min_p: float = typer.Option(_DEFAULTS.min_p, help="0 is off."),
+    repetition_penalty: float = typer.Option(
+        _DEFAULTS.repetition_penalty, help="For tokens of prompt and output; 1 is off."
+    ),
+    presence_penalty: float = typer.Option(
+        _DEFAULTS.presence_penalty, help="For tokens of the output; 0 is off."
+    ),
+    frequency_penalty: float = typer.Option(
+        _DEFAULTS.frequency_penalty, help="For each time that a token is in the output; 0 is off."
+    ),
+    bad_word: list[str] = typer.Option([], help="Never write this text; may be repeated."),
+    min_tokens: int = typer.Option(_DEFAULTS.min_tokens, help="Do not end before so many."),
+    logprobs: int | None = typer.Option(
+        None, help="With --json: each token's log-probability, and those of so many others."
+    ),
+    seed: int | None = typer.Option(
+        None, help="Same seed, same text, with or without drafter. Default: a random one."
+    ),
     stop: list[str] = typer.Option([], help="End before this text; may be repeated."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on after end-of-sequence."),
     no_draft: bool = typer.Option(
@@ -48,8 +65,10 @@ def generate(
 ) -> None:
     """Generate text for one prompt."""
     params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        stop=tuple(stop), ignore_eos=ignore_eos,
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, bad_words=tuple(bad_word), min_tokens=min_tokens,
+        logprobs=logprobs, seed=seed, stop=tuple(stop), ignore_eos=ignore_eos,
     )  # fmt: skip
     if width != "auto" and not width.isdecimal():
         raise ConfigError(f"width is {width!r}, allowed are auto and whole numbers from 1")

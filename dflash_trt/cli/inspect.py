@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from rich.table import Table
 
 from dflash_trt import contract
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json
-from dflash_trt.engine_dir import EngineDir, open_engine
+from dflash_trt.engine_dir import MANIFEST, EngineDir, open_engine, sha256
+from dflash_trt.lossless.certificate import STORED_AS
 
 
 def inspect(
@@ -48,8 +50,19 @@ def describe(engine: EngineDir) -> dict[str, Any]:
             "rows": rows,
             "bytes_per_slot": sum(s.num_heads * s.head_dim * rows * 4 for s in caches),
         },
+        "certificate": _certificate(engine),
         **engine.manifest,
     }
+
+
+def _certificate(engine: EngineDir) -> dict[str, Any] | None:
+    """The verdict of a lossless certificate that is kept in the directory."""
+    try:
+        data = json.loads((engine.path / STORED_AS).read_bytes())
+        stands = data["engine_sha256"] == sha256(engine.path / MANIFEST)
+        return {"lossless": data["lossless"], "is_of_this_engine": stands}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _print_tables(figures: dict[str, Any]) -> None:
@@ -75,6 +88,13 @@ def _print_tables(figures: dict[str, Any]) -> None:
     table.add_row("mask token", str(figures["drafter"]["mask_token_id"]))
     per_slot = figures["caches"]["bytes_per_slot"] / 1e6
     table.add_row("caches", f"{figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot")
+    if figures["certificate"] is not None:
+        lossless, own = (
+            figures["certificate"]["lossless"],
+            figures["certificate"]["is_of_this_engine"],
+        )
+        verdict = "lossless" if lossless else "NOT lossless"
+        table.add_row("certificate", verdict if own else "of another engine")
     for name, entry in figures["files"].items():
         table.add_row("file", f"{name}  {entry['bytes']:,} bytes  {entry['sha256'][:16]}")
     messages.print(table)

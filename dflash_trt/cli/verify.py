@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -10,10 +11,14 @@ from dflash_trt.cli.generate import THREADS_OPTION, WIDTH_OPTION, encode_prompt
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json, progress_bar
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
+from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import ConfigError
+from dflash_trt.lossless.certificate import STORED_AS, Certificate, certify
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved, read_prompts
 from dflash_trt.lossless.verify import Report
 from dflash_trt.lossless.verify import verify as run_verify
+
+CERTIFICATE_TEMPERATURE = 0.8  # of the sampled runs, unless --temperature says another
 
 
 def verify(
@@ -29,6 +34,11 @@ def verify(
     exact: bool = typer.Option(
         False, "--exact", help="Run plain decoding in the shape of a block, as the control."
     ),
+    certificate: Path | None = typer.Option(
+        None,
+        help="Check greedy and sampled, alone and side by side, and write the report to this "
+        f"file ({STORED_AS} in the engine directory is where inspect looks).",
+    ),
     threads: int | None = THREADS_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -38,9 +48,22 @@ def verify(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     texts = read_prompts(prompts) if prompts else interleaved(bundled_prompts())
     texts = texts[:num_prompts]
-    loaded = Engine.load(engine, threads)
+    opened = open_engine(engine)
+    loaded = Engine.from_dir(opened, threads)
     ids = [encode_prompt(loaded, text, system=None, raw=False) for text in texts]
     chosen = loaded.session.limits.block if width is None else width
+    if certificate is not None:
+        made = _certify(loaded, opened, ids, params, width=chosen, exact=exact)
+        made.write(certificate)
+        if as_json:
+            print_json(made.to_json())
+        else:
+            for name, report in made.runs.items():
+                messages.print(f"{name}: ", end="")
+                _print_report(report)
+        if not made.lossless:
+            raise typer.Exit(1)
+        return
     with progress_bar() as bar:
         task = bar.add_task("prompts", total=len(ids))
         report = run_verify(
@@ -53,6 +76,24 @@ def verify(
         _print_report(report)
     if not report.lossless:
         raise typer.Exit(1)
+
+
+def _certify(
+    engine: Engine,
+    directory: EngineDir,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    *,
+    width: int,
+    exact: bool,
+) -> Certificate:
+    with progress_bar() as bar:
+        task = bar.add_task("certificate", total=4)
+        return certify(
+            engine, directory, prompts, replace(params, temperature=0.0), width=width,
+            temperature=params.temperature or CERTIFICATE_TEMPERATURE, exact=exact,
+            on_run=lambda name: bar.update(task, description=name, advance=1),
+        )  # fmt: skip
 
 
 def _print_report(report: Report) -> None:

@@ -21,6 +21,7 @@ F64 = npt.NDArray[np.float64]
 
 MARGIN = 1.01  # a new width must be that much better: at a tie, noise would switch all the time
 START_MARGIN = 1.02  # to begin drafting: its first step drafts and has nothing to verify
+STOP_MARGIN = 1.03  # to end it: plain decoding shows no more what drafting would bring
 TRIAL_SHARE = 0.015  # of all time spent decoding
 TRIAL_STEPS = 3  # verified before a trial may end
 SAVED_TRIALS = 4  # as much unspent time as so many cost is kept, no more
@@ -77,8 +78,8 @@ class AdaptiveWidth:
 
     def _best(self, rates: F64) -> int:
         best = int(rates.argmax())
-        current = 0 if self._trials.is_running else self._widths.index(self._width)
-        margin = MARGIN if current else START_MARGIN
+        current = self._widths.index(self._width)
+        margin = START_MARGIN if current == 0 else MARGIN if best else STOP_MARGIN
         return self._widths[best if rates[best] > margin * rates[current] else current]
 
     def _trial_index(self, rates: F64) -> int:
@@ -105,11 +106,6 @@ class _Trials:
         self._credit = 0.0  # seconds
         self._pause = FIRST_PAUSE  # of a new request
         self._pauses: dict[int, _Pause] = {}  # by id of the stats, which the pause keeps alive
-
-    @property
-    def is_running(self) -> bool:
-        """Whether drafting is on trial."""
-        return self._verified is not None
 
     def verified(self, gain: float) -> None:
         """A step verified drafts, which saved so many seconds of plain decoding."""

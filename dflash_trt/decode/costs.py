@@ -176,7 +176,7 @@ def _filled(
     for column, count in enumerate(slots):
         # A line from plain decoding to drafting would be too low: the drafter comes in at once.
         drafting = [width for width in widths[1:] if (width, count) in medians]
-        if drafting and (1, count) in medians:
+        if {(1, count), (widths[-1], count)} <= medians.keys():
             times = [medians[width, count] for width in drafting]
             table[:, column] = np.interp(widths, drafting, times)
             table[0, column] = medians[1, count]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.decode.engine import Engine
+from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.runtime.session import StepRows
 
@@ -75,20 +76,64 @@ def verify(
 ) -> Report:
     """Generate every prompt (token ids) with and without the drafter and compare."""
     report = Report(width, exact)
-    for index, prompt in enumerate(prompts):
+    for prompt in prompts:
         plain = engine.generate(prompt, params, width=1, padded_width=width if exact else None)
         drafted = engine.generate(prompt, params, width=width)
-        report.prompts += 1
-        report.tokens += len(drafted.token_ids)
-        report.steps += drafted.stats.steps
-        report.decoded += drafted.stats.tokens
-        position = _first_difference(plain.token_ids, drafted.token_ids)
-        if position is not None:
-            tokens = (_at(plain.token_ids, position), _at(drafted.token_ids, position))
-            margin = _margin(engine, [*prompt, *plain.token_ids[:position]], tokens)
-            report.mismatches.append(Mismatch(index, position, *tokens, margin))
+        _add(report, engine, prompt, plain.token_ids, drafted)
         on_prompt(report)
     return report
+
+
+def plain_outputs(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    padded_width: int | None,
+) -> list[list[int]]:
+    """The tokens of every prompt without the drafter, alone."""
+    made = (engine.generate(p, params, width=1, padded_width=padded_width) for p in prompts)
+    return [generation.token_ids for generation in made]
+
+
+def compare(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    plain: Sequence[Sequence[int]],
+    *,
+    width: int,
+    exact: bool,
+    together: bool,
+) -> Report:
+    """Generate every prompt with the drafter, alone or side by side, and compare with `plain`."""
+    report = Report(width, exact)
+    if together:
+        drafted = engine.generate_all([(prompt, params) for prompt in prompts], width=width)
+    else:
+        drafted = [engine.generate(prompt, params, width=width) for prompt in prompts]
+    for prompt, tokens, made in zip(prompts, plain, drafted, strict=True):
+        _add(report, engine, prompt, tokens, made)
+    return report
+
+
+def _add(
+    report: Report,
+    engine: Engine,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    drafted: Generation,
+) -> None:
+    """Count one prompt, and note where its two outputs part."""
+    index = report.prompts
+    report.prompts += 1
+    report.tokens += len(drafted.token_ids)
+    report.steps += drafted.stats.steps
+    report.decoded += drafted.stats.tokens
+    position = _first_difference(plain, drafted.token_ids)
+    if position is not None:
+        tokens = (_at(plain, position), _at(drafted.token_ids, position))
+        margin = _margin(engine, [*prompt, *plain[:position]], tokens)
+        report.mismatches.append(Mismatch(index, position, *tokens, margin))
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
