@@ -20,8 +20,8 @@ F64 = npt.NDArray[np.float64]
 
 PRIOR = 0.85  # before anything was seen: hopeful, since a few steps of drafting correct it
 PROFILE_WEIGHT = 4.0  # steps' worth of belief that a position is like the one before it
-OWN_WEIGHT = 8.0  # steps' worth of belief that a request follows the shifted profile
-LEAST_VARIANCE, MOST_VARIANCE = 0.2, 4.0  # of the shifts between requests, in squared logits
+OWN_WEIGHT = 24.0  # steps' worth of belief that a request follows the shifted profile
+LEAST_VARIANCE, MOST_VARIANCE = 0.1, 4.0  # of the shifts between requests, in squared logits
 VARIANCE_FOLLOW = 1 / 64  # per step
 MAX_SHIFT = 5.0
 PROFILE_KEEP = 1 - 1 / 512  # per step of a request that verified drafts
