@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Watched:
         self._policy = policy
         self.steps: dict[int, int] = {}
 
-    def width(self, stats: list[DecodeStats]) -> int:
+    def width(self, stats: Sequence[DecodeStats]) -> int:
         """See `WidthPolicy.width`."""
         width = self._policy.width(stats)
         self.steps[width] = self.steps.get(width, 0) + 1
