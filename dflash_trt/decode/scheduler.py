@@ -203,7 +203,9 @@ class Scheduler:
                 logits = None if result.logits is None else result.logits[index]
                 taken = request.take(len(tokens), count, next_row, logits)
             except Exception as error:  # one row that cannot be read is no reason to end the others
-                deltas.append(self._end(request, "error", _reason(error)))
+                # Not `_end`: its text may be ahead of the tokens that were delivered.
+                self._retire(request, "error")
+                deltas.append(Delta(request.request_id, (), "", "error", _reason(error)))
                 continue
             if taken is None:
                 continue
@@ -233,12 +235,11 @@ class Scheduler:
         return [self._end(r, "error", reason) for r, _, _ in batch.rows if r is not None]
 
     def _end(self, request: Request, reason: FinishReason, error: str = "") -> Delta:
-        """End a request from outside: with the text that was kept back, unless it failed."""
+        """End a request from outside, with the text that was kept back for its stop strings."""
         if request.slot is None:
             self._waiting.remove(request)
-        text = "" if error else request.stream.finish()
         self._retire(request, reason)
-        return Delta(request.request_id, (), text, reason, error)
+        return Delta(request.request_id, (), request.stream.finish(), reason, error)
 
     def _retire(self, request: Request, reason: FinishReason) -> None:
         self._slots.free(request)

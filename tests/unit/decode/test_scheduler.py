@@ -158,17 +158,21 @@ def test_cancelling_in_every_phase_is_told_by_the_very_next_delta(phase: str) ->
     assert client.last[again].finish_reason in ("stop", "length")
 
 
-def test_text_that_was_kept_back_is_shown_when_a_request_is_ended() -> None:
+@pytest.mark.parametrize("how", ["cancelled", "error"])
+def test_text_that_was_kept_back_is_shown_when_a_request_is_ended(how: str) -> None:
     prompt = [3, 1, 4]
     tokens, text, _ = solo(prompt, SamplingParams(max_tokens=8, ignore_eos=True))
-    running, client = scheduler(ToySession(limits()), 1), Client()
+    session = ToySession(limits(), on_step=failing(4))
+    running, client = scheduler(session, 1), Client()
     params = SamplingParams(max_tokens=50, stop=[text[:5] + "\x01"], ignore_eos=True)
     request = client.submit(running, (prompt, params))
     for _ in range(3):
         client.take(running.step())
     assert client.text[request] == ""
-    running.cancel(request)
+    if how == "cancelled":
+        running.cancel(request)
     client.run(running)
+    assert client.last[request].finish_reason == how
     assert client.text[request] == TOKENIZER.decode(tokens[:3])
 
 
