@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import dflash.model
@@ -12,12 +13,12 @@ import pytest
 import torch
 from dflash.model import DFlashDraftModel, dflash_generate
 
-from conftest import DRAFTER
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.lossless.verify import verify
 from dflash_trt.runtime.session import StepRows
 
 pytestmark = pytest.mark.slow
+DRAFTER = Path(__file__).parents[2] / "demo-drafter"
 
 
 def read(engine: Any, ids: list[int]) -> Any:
