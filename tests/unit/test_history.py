@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: what the host tells the graph of each row, against a plain definition."""
+"""Penalties, biases and bans: what the host tells the graph of each row, by plain definition."""
 
 from __future__ import annotations
 
