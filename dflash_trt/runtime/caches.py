@@ -47,11 +47,13 @@ class CachePools:
         if rows <= self.rows < 2 * rows:
             return False
         kept = min(self.rows, rows)
+        arrays: dict[str, F32] = {}  # swapped in whole: memory may run out half-way
         for spec in self._specs:
             array = self._allocate((self._num_slots, spec.num_heads, rows, spec.head_dim))
             if kept:
                 array[:, :, :kept] = self.arrays[spec.name][:, :, :kept]
-            self.arrays[spec.name] = array
+            arrays[spec.name] = array
+        self.arrays = arrays
         self.rows = rows
         return True
 
