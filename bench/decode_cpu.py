@@ -160,7 +160,8 @@ def _step_over_products(engine: Engine, path: Path) -> dict[str, Any]:
     result = {}
     for width in (1, 4, block):
         drafts = width - 1
-        counts = {"target": width, "verify": width, "block": block if drafts else 0}
+        columns = max(width, dflash_trt.runtime.ort.MIN_WIDTH)
+        counts = {"target": columns, "verify": columns, "block": block if drafts else 0}
 
         def step(width: int = width, drafts: int = drafts) -> float:
             start = time.perf_counter()

@@ -88,6 +88,11 @@ def cache_rows(max_seq_len: int, block: int) -> int:
     return max_seq_len + 2 * block
 
 
+def build_properties(block: int, max_seq_len: int) -> dict[str, str]:
+    """What a graph was built for and its inputs do not show: kept in the model, checked at load."""
+    return {"block": str(block), "max_seq_len": str(max_seq_len)}
+
+
 def _caches(
     model: str, num_layers: int, attention: AttentionConfig
 ) -> list[tuple[CacheSpec, CacheSpec]]:

@@ -217,11 +217,19 @@ def _refuse_existing(path: Path, force: bool) -> None:
         return
     if not force:
         raise BuildError(f"{path} exists", hint="pass --force to replace it, or another --output")
-    if not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
+    if not _is_engine(path) and not (path.is_dir() and not any(path.iterdir())):
         raise BuildError(
             f"{path} exists and is not an engine: --force does not replace it",
             hint="choose another --output",
         )
+
+
+def _is_engine(path: Path) -> bool:
+    """Whether a folder is ours to replace: a checkpoint has a `config.json` too."""
+    try:
+        return _parse(_read(path / CONFIG), path / CONFIG).get("format") == FORMAT
+    except EngineDirError:
+        return False
 
 
 def _is_unfinished(path: Path) -> bool:

@@ -82,6 +82,7 @@ def plan(
 
 def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> EngineDir:
     """Write the engine directory of a plan. Raises `BuildError`; nothing is left on failure."""
+    output = output.absolute()  # the working directory may be what is replaced
     config = EngineConfig(engine_dir.ONNXRUNTIME, plan.choices, plan.pair.config)
     _check_disk(output, plan.weight_bytes)
     tokenizer = _tokenizer(plan.target)
@@ -93,6 +94,9 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
             reader = _Reporting(plan.pair.weights(), progress, plan.source_bytes)
             weights = OnnxWeights(reader, data, engine_dir.WEIGHTS, bits_of(plan.choices.precision))
             model = lower_to_onnx(graph, weights)
+        onnx.helper.set_model_props(
+            model, contract.build_properties(plan.choices.block, plan.choices.max_seq_len)
+        )
         (folder / engine_dir.MODEL).write_bytes(model.SerializeToString())
         progress("checksums", plan.source_bytes, plan.source_bytes)
     return engine_dir.open_engine(output, check_hashes=False)
@@ -206,5 +210,6 @@ def _files_of(path: Path) -> dict[str, int]:
     """Names and sizes of a checkpoint's weight and config files."""
     if path.is_file():
         return {path.name: path.stat().st_size}
-    files = (f for f in sorted(path.iterdir()) if f.suffix in (".safetensors", ".json"))
+    kinds = (".safetensors", ".json")
+    files = (f for f in sorted(path.iterdir()) if f.suffix in kinds and f.is_file())
     return {file.name: file.stat().st_size for file in files}

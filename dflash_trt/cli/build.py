@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.build.pipeline import build as build_engine
 from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
-from dflash_trt.cli.output import JSON_OPTION, messages, print_json, progress_bar
+from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows, progress_bar
 from dflash_trt.config import PRECISIONS
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
@@ -60,7 +59,7 @@ def build(
     chosen = {key: value for key, value in flags.items() if value is not None}
     made = _plan(target, drafter, recipe, chosen)
     for warning in made.pair.warnings:
-        messages.print(f"warning: {warning}")
+        messages.print(f"warning: {warning}", soft_wrap=True)
     name = recipe.name if recipe else made.target.stem
     choices = made.choices
     folder = output or Path(f"{name}-{choices.precision}-b{choices.block}")
@@ -115,11 +114,13 @@ def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
 
 
 def _print_table(figures: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    for key in ("engine", "target", "drafter", "backend", "precision", "block", "max_seq_len"):
-        table.add_row(key, str(figures[key]))
-    table.add_row("size", f"{figures['engine_bytes'] / 1e6:,.0f} MB")
-    per_slot = f"{figures['cache_bytes_per_slot'] / 1e6:,.0f} MB each, {figures['max_slots']} slots"
-    table.add_row("caches", per_slot)
-    table.add_row("time", f"{figures['build_s']:.1f} s")
-    messages.print(table)
+    plain = ("engine", "target", "drafter", "backend", "precision", "block", "max_seq_len")
+    per_slot = figures["cache_bytes_per_slot"] / 1e6
+    print_rows(
+        [
+            *((key, figures[key]) for key in plain),
+            ("size", f"{figures['engine_bytes'] / 1e6:,.0f} MB"),
+            ("caches", f"at most {per_slot:,.0f} MB each, {figures['max_slots']} slots"),
+            ("time", f"{figures['build_s']:.1f} s"),
+        ]
+    )

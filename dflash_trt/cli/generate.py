@@ -74,7 +74,7 @@ def generate(
         raise ConfigError(f"width is {width!r}, allowed are auto and whole numbers from 1")
     if no_draft and width not in ("auto", "1"):
         raise ConfigError(f"--no-draft and --width {width} contradict each other")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     loaded = Engine.load(engine, threads)
     ids = encode_prompt(loaded, text, system=system, raw=raw)
 
@@ -92,6 +92,15 @@ def generate(
     else:
         typer.echo()
         _print_summary(result)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except (AttributeError, OSError) as error:
+        raise RequestError("standard input is closed", hint="give the prompt with -p") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 at byte {error.start}") from error
 
 
 def encode_prompt(engine: Engine, text: str, *, system: str | None, raw: bool) -> list[int]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from dflash_trt import contract
-from dflash_trt.cli.output import JSON_OPTION, messages, print_json
+from dflash_trt.cli.output import JSON_OPTION, print_json, print_rows
 from dflash_trt.engine_dir import MANIFEST, EngineDir, open_engine, sha256
 from dflash_trt.lossless.certificate import STORED_AS
 
@@ -66,35 +65,43 @@ def _certificate(engine: EngineDir) -> dict[str, Any] | None:
 
 
 def _print_tables(figures: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    table.add_row("engine", figures["engine"])
-    table.add_row("backend", figures["backend"])
-    for key, value in figures["choices"].items():
-        table.add_row(key, str(value))
-    for side in ("target", "drafter"):
-        facts = figures[side]
-        attention = facts["attention"]
-        table.add_row(
-            side,
-            f"{facts['num_layers']} layers, hidden {facts['hidden_size']}, "
-            f"{attention['num_heads']}/{attention['num_kv_heads']} heads of "
-            f"{attention['head_dim']}, rope {attention['rope']['kind']} "
-            f"theta {attention['rope']['theta']:g}",
-        )
-        sources = figures.get("sources", {})
-        table.add_row("", str(sources.get(side, {}).get("reference", "source not recorded")))
     layers = ", ".join(key.removeprefix("target layer ") for key in figures["context_feature"])
-    table.add_row("features", f"outputs of target layers {layers}")
-    table.add_row("mask token", str(figures["drafter"]["mask_token_id"]))
     per_slot = figures["caches"]["bytes_per_slot"] / 1e6
-    table.add_row("caches", f"{figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot")
-    if figures["certificate"] is not None:
-        lossless, own = (
-            figures["certificate"]["lossless"],
-            figures["certificate"]["is_of_this_engine"],
-        )
-        verdict = "lossless" if lossless else "NOT lossless"
-        table.add_row("certificate", verdict if own else "of another engine")
-    for name, entry in figures["files"].items():
-        table.add_row("file", f"{name}  {entry['bytes']:,} bytes  {entry['sha256'][:16]}")
-    messages.print(table)
+    print_rows(
+        [
+            ("engine", figures["engine"]),
+            ("backend", figures["backend"]),
+            *figures["choices"].items(),
+            *_side(figures, "target"),
+            *_side(figures, "drafter"),
+            ("features", f"outputs of target layers {layers}"),
+            ("mask token", figures["drafter"]["mask_token_id"]),
+            ("caches", f"at most {figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot"),
+            *_verdict(figures["certificate"]),
+            *(("version", f"{name} {v}") for name, v in figures.get("versions", {}).items()),
+            *(
+                ("file", f"{name}  {entry['bytes']:,} bytes  {entry['sha256'][:16]}")
+                for name, entry in figures["files"].items()
+            ),
+        ]
+    )
+
+
+def _side(figures: dict[str, Any], side: str) -> list[tuple[str, object]]:
+    facts = figures[side]
+    attention = facts["attention"]
+    heads = f"{attention['num_heads']}/{attention['num_kv_heads']} heads"
+    rope = f"rope {attention['rope']['kind']} theta {attention['rope']['theta']:g}"
+    source = figures.get("sources", {}).get(side, {}).get("reference", "not recorded")
+    return [
+        (side, source),
+        ("", f"{facts['num_layers']} layers, hidden {facts['hidden_size']}, {heads} of "
+         f"{attention['head_dim']}, {rope}"),
+    ]  # fmt: skip
+
+
+def _verdict(certificate: dict[str, Any] | None) -> list[tuple[str, object]]:
+    if certificate is None:
+        return []
+    verdict = "lossless" if certificate["lossless"] else "NOT lossless"
+    return [("certificate", verdict if certificate["is_of_this_engine"] else "of another engine")]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-#: Messages, tables and progress; data alone goes to standard output.
-messages = Console(stderr=True, highlight=False)
+#: What was asked for goes to standard output, all else (progress, warnings) to standard error.
+# No markup: paths and text may hold brackets.
+results = Console(highlight=False, markup=False, emoji=False)
+messages = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 JSON_OPTION = typer.Option(False, "--json", help="Print the figures as JSON on standard output.")
 
@@ -20,10 +23,18 @@ def print_json(data: dict[str, Any]) -> None:
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def print_rows(rows: Iterable[tuple[str, object]]) -> None:
+    """Names and values in two columns; a long value is never cut or wrapped."""
+    pairs = list(rows)
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        typer.echo(f"{name:{width}}  {value}")
+
+
 def progress_bar() -> Progress:
     """A bar on standard error; nothing where that is not a terminal."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),

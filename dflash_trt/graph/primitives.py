@@ -16,7 +16,7 @@ from dflash_trt.errors import GraphError
 from dflash_trt.graph.graph import Dim, DType, Graph, Shape, Tensor, current_graph, tracing
 
 BINARY = frozenset({"add", "sub", "mul", "div", "floor_div", "mod", "minimum", "maximum"})
-COMPARE = frozenset({"equal", "less", "less_equal", "logical_and"})
+COMPARE = frozenset({"equal", "less", "less_equal", "logical_and", "logical_or"})
 UNARY = frozenset({"exp", "log", "tanh", "sigmoid", "logical_not"})
 
 _NUMPY = {DType.F32: np.float32, DType.ACT: np.float32, DType.I32: np.int32, DType.I64: np.int64}
@@ -125,6 +125,11 @@ def less_equal(a: Tensor, b: Tensor | float | int) -> Tensor:
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
     """a and b, booleans."""
     return binary("logical_and", a, b)
+
+
+def logical_or(a: Tensor, b: Tensor) -> Tensor:
+    """a or b, booleans."""
+    return binary("logical_or", a, b)
 
 
 def unary(op: str, x: Tensor) -> Tensor:

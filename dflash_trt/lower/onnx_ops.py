@@ -302,6 +302,7 @@ EMITTERS: dict[str, Emitter] = {
             "less": "Less",
             "less_equal": "LessOrEqual",
             "logical_and": "And",
+            "logical_or": "Or",
             "logical_not": "Not",
             "exp": "Exp",
             "log": "Log",

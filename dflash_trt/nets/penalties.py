@@ -45,6 +45,11 @@ class Adjustment:
     count: Tensor
     bias: Tensor
 
+    @property
+    def is_needed(self) -> Tensor:
+        """Whether this step adjusts any id: a scalar."""
+        return less(constant(0, DType.I32), size(self.ids, 2))
+
     def for_drafts(self, draft_offsets: Tensor) -> Adjustment:
         """The same for draft rows: each gets the first verified row's history.
 
@@ -65,8 +70,7 @@ class Adjustment:
 def adjust(logits: Tensor, adjustment: Adjustment) -> Tensor:
     """Adjusted logits [B, R, V]; the logits themselves in a step that adjusts nothing."""
     with scope("adjust"):
-        is_needed = less(constant(0, DType.I32), size(adjustment.ids, 2))
-        return cond(is_needed, lambda: _adjusted(logits, adjustment), lambda: logits)
+        return cond(adjustment.is_needed, lambda: _adjusted(logits, adjustment), lambda: logits)
 
 
 def _adjusted(logits: Tensor, a: Adjustment) -> Tensor:

@@ -25,6 +25,7 @@ from dflash_trt.graph import (
     less,
     less_equal,
     logical_and,
+    logical_or,
     maximum,
     minimum,
     mod,
@@ -38,6 +39,7 @@ from dflash_trt.graph import (
     unary,
     where,
 )
+from dflash_trt.nets.penalties import Adjustment, adjust
 
 PRIME = 2**31 - 1  # products of two residues fit INT64; 5 does not divide PRIME - 1
 NOISE_BITS = 23  # u = (bits + 1/2) / 2^23 is exact in FP32, so never 0 or 1
@@ -57,24 +59,34 @@ class Sampling:
     seed: Tensor  # int64
 
 
-def choose(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+def choose(
+    logits: Tensor, sampling: Sampling, positions: Tensor, adjustment: Adjustment | None = None
+) -> Tensor:
     """Tokens int32 [B, R] for logits F32 [B, R, V]; positions int32 [B, R] are the tokens' own.
 
     Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, min-p, as
-    Hugging Face applies them. A step in which every slot is greedy computes the argmax alone.
+    Hugging Face applies them, after the adjustment. A step in which every slot is greedy and
+    nothing is adjusted computes the argmax alone.
     """
-    with scope("choose"):
-        greedy = argmax(logits)
+    zero = constant(0.0, DType.F32)
+    any_sampled = less(zero, reduce_all(sampling.temperature))
+
+    def pick(x: Tensor) -> Tensor:
+        """With sampling where a slot asks for it."""
+        greedy = argmax(x)
 
         def sampled() -> Tensor:
-            is_sampled = reshape(
-                less(constant(0.0, DType.F32), sampling.temperature),
-                (*sampling.temperature.shape, 1),
-            )
-            return where(is_sampled, _draw(logits, sampling, positions), greedy)
+            is_sampled = less(zero, sampling.temperature)
+            column = reshape(is_sampled, (*sampling.temperature.shape, 1))
+            return where(column, _draw(x, sampling, positions), greedy)
 
-        any_sampled = less(constant(0.0, DType.F32), reduce_all(sampling.temperature))
         return cond(any_sampled, sampled, lambda: greedy)
+
+    with scope("choose"):
+        if adjustment is None:
+            return pick(logits)
+        is_special = logical_or(any_sampled, adjustment.is_needed)
+        return cond(is_special, lambda: pick(adjust(logits, adjustment)), lambda: argmax(logits))
 
 
 def gumbel_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from dflash_trt.graph import (
 from dflash_trt.graph.compounds import prefix_count
 from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
 from dflash_trt.nets.layers import Span
-from dflash_trt.nets.penalties import Adjustment, adjust
+from dflash_trt.nets.penalties import Adjustment
 from dflash_trt.nets.rotary import rotary_tables
 from dflash_trt.nets.sampling import Sampling, choose
 from dflash_trt.nets.target import target_forward, target_logits
@@ -69,8 +69,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     offset = iota(minimum(step_tokens, block), c.VERIFY_ROWS)
     rows = sub(_outer(known, offset), 1)
     logits = target_logits(pair.target, gather_rows(verified.hidden, _clip(rows, last)))
-    adjusted = adjust(logits, adjustment)
-    choice = choose(adjusted, sampling, _outer(add(length, known), offset))
+    choice = choose(logits, sampling, _outer(add(length, known), offset), adjustment)
 
     # Accept: the drafts that equal the choice before them, up to the first that does not.
     draft = add(rows, 1)
@@ -98,8 +97,8 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     )
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
     draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
-    draft_rows = adjust(draft_rows, adjustment.for_drafts(draft_offsets))
-    drafted = choose(draft_rows, sampling, _outer(start, draft_offsets))
+    for_drafts = adjustment.for_drafts(draft_offsets)
+    drafted = choose(draft_rows, sampling, _outer(start, draft_offsets), for_drafts)
 
     graph.add_output(c.COMMITTED, committed)
     graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))

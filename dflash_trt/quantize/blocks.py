@@ -14,6 +14,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 BLOCK_SIZE = 32
+PIECE_VALUES = 1 << 21
 # Shrinking the scale clips the block's largest weight but rounds all others finer.
 _SCALE_CANDIDATES = (1.0, 0.96, 0.92, 0.88)
 
@@ -42,6 +43,13 @@ class Blocks:
 
 
 def quantize(weight: F32, bits: int) -> Blocks:
+    """`quantize_rows` in pieces, so that its intermediates stay small beside the weight."""
+    rows = max(1, PIECE_VALUES // weight.shape[1])
+    starts = range(0, len(weight), rows)
+    return stack([quantize_rows(weight[start : start + rows], bits) for start in starts])
+
+
+def quantize_rows(weight: F32, bits: int) -> Blocks:
     """Round-to-nearest blocks of weight [out, in]; `in` must be a multiple of `BLOCK_SIZE`.
 
     4 bits: the scale maps the block's largest weight to code 0 (-8), as GGUF's Q4_0 does, then

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from dflash_trt import contract as c
 from dflash_trt.config import PairConfig
-from dflash_trt.errors import EngineDirError
+from dflash_trt.errors import ConfigError, EngineDirError
 from dflash_trt.runtime.caches import CachePools
 from dflash_trt.runtime.session import AdjustRows, SessionLimits, StepResult, StepRows
 from dflash_trt.runtime.threads import cpu_allowance
@@ -23,6 +23,7 @@ F32 = npt.NDArray[np.float32]
 # to the bit at every width, so with no step narrower than this, plain decoding and any block give
 # the same logits. What that costs plain decoding is in bench/README.md.
 MIN_WIDTH = 2
+MAX_THREADS = 256
 
 
 class OrtSession:
@@ -33,8 +34,10 @@ class OrtSession:
     ) -> None:
         """Load a model. `num_threads` defaults to the process's CPU allowance.
 
-        Raises `EngineDirError` when ONNX Runtime refuses the file.
+        Raises `EngineDirError` when ONNX Runtime refuses the file, `ConfigError` for a bad number.
         """
+        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+            raise ConfigError(f"threads is {num_threads}, allowed are 1 to {MAX_THREADS}")
         options = ort.SessionOptions()
         options.intra_op_num_threads = num_threads or cpu_allowance()
         options.log_severity_level = 3
@@ -49,6 +52,13 @@ class OrtSession:
                 hint="build the engine again with this version of dflash-trt",
             ) from error
         self._check_contract(model, pair)
+        found = self._session.get_modelmeta().custom_metadata_map
+        for name, value in c.build_properties(limits.block, limits.max_seq_len).items():
+            if int(found.get(name, 0)) < int(value):
+                raise EngineDirError(
+                    f"{model} was built for {name} {found.get(name)}, config.json says {value}",
+                    hint="build the engine again",
+                )
         self._limits = limits
         self._specs = c.all_caches(pair)
         max_rows = c.cache_rows(limits.max_seq_len, limits.block)

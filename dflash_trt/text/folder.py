@@ -32,6 +32,7 @@ STOP_KEY = "stop_token_ids"
 
 _LEGACY_SPECIAL_FILE = "special_tokens_map.json"
 _EOS_FILES = ("generation_config.json", "config.json")
+LFS_POINTER = "version https://git-lfs"
 _COPY_HINT = "copy the tokenizer files of the model again, or download them anew"
 
 
@@ -102,11 +103,15 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
             f"{file}: no such file",
             hint="a fast tokenizer is needed: AutoTokenizer.from_pretrained(...).save_pretrained()",
         )
+    if text.startswith(LFS_POINTER):
+        raise TokenizerError(f"{file}: is a Git LFS pointer, not the file", hint="run git lfs pull")
     work = partial(tokenizers.Tokenizer.from_str, text)
     return cast(tokenizers.Tokenizer, call_library(f"{file}: cannot be read", work))
 
 
 def _read_text(file: Path) -> str | None:
+    if file.exists() and not file.is_file():
+        raise TokenizerError(f"{file}: is not a regular file", hint=_COPY_HINT)
     try:
         return file.read_bytes().decode()
     except FileNotFoundError:

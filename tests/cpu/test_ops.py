@@ -157,6 +157,7 @@ CASES: dict[str, Case] = {
     "equal": simple(lambda x: g.equal(x, 9), WHOLE, wanted=WHOLE == 9),
     "less": simple(g.less, X, Y, wanted=X < Y),
     "less_equal": simple(lambda x: g.less_equal(x, 9), WHOLE, wanted=WHOLE <= 9),
+    "logical_or": simple(g.logical_or, FLAGS, FLAGS[::-1].copy(), wanted=FLAGS | FLAGS[::-1]),
     "logical_and": simple(g.logical_and, FLAGS, FLAGS[::-1].copy(), wanted=FLAGS & FLAGS[::-1]),
     "logical_not": simple(lambda x: g.unary("logical_not", x), FLAGS, wanted=~FLAGS),
     **{name: simple(lambda x, n=name: g.unary(n, x), POSITIVE, wanted=fn(POSITIVE))

@@ -114,7 +114,8 @@ def _taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
     head = _product(graph, "target.lm_head.weight")
     fuse = _product(graph, "drafter.fc.weight")
     final = _normed(graph, "drafter.norm.weight")
-    choices = [node for node in graph.nodes if node.op == "argmax"]
+    plain = [node.attrs["otherwise"].nodes for node in graph.nodes if node.op == "cond"]
+    choices = [nodes[0] for nodes in plain if nodes and nodes[0].op == "argmax"]
     assert len(choices) == 2, "one greedy choice each of target and drafter"
     joined = next(node for node in graph.nodes if fuse.inputs[0] in node.outputs)
     assert len(joined.inputs) == num_features

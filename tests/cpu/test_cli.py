@@ -1,0 +1,160 @@
+"""The command line on a tiny pair: what it prints, its exit codes, and what must never happen."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.cli import main
+from tiny import TinyEngine, TinyPair
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("--max-seq-len", "64", "--max-slots", "1", "--prefill-chunk", "8")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit code, standard output and standard error of one command."""
+
+    def command(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return command
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    """Exit 2 and one `error:` line that has the words; at most a hint follows."""
+    code, out, err = result
+    assert code == 2
+    assert not out
+    said = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    first, _, rest = "\n".join(said).partition("\n")
+    assert first.startswith("error: ")
+    assert all(word in first for word in words)
+    assert not rest.strip() or rest.strip().startswith("hint: ")
+    assert len(rest.strip().splitlines()) <= 1
+
+
+def test_the_four_verbs_in_turn(run: Run, pair: TinyPair, tmp_path: Path) -> None:
+    engine = tmp_path / "tiny [/b] [red] engine"  # brackets are no markup
+    code, out, _ = run("build", "--target", pair.target_dir, "--drafter", pair.drafter_dir,
+                       "-o", engine, "--json", *SMALL)  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["engine"] == str(engine)
+    code, out, err = run("generate", engine, "-p", "hello", "--max-tokens", 6, "--width", 2)
+    assert (code, out.endswith("\n")) == (0, True)
+    assert "6 tokens" in err
+    made = json.loads(run("generate", engine, "-p", "hello", "--max-tokens", 6, "--json")[1])
+    assert made["completion_tokens"] == len(made["token_ids"]) == 6
+    wanted = {"text", "prompt_tokens", "finish_reason", "steps", "acceptance_length",
+              "accepted_per_position", "ttft_s", "decode_tokens_per_s"}  # fmt: skip
+    assert wanted <= set(made)
+    code, out, _ = run("inspect", engine)
+    assert code == 0
+    assert str(engine) in out.replace("\n", "")
+    kept = engine / "lossless.json"
+    code, out, _ = run("verify", engine, "--num-prompts", 2, "--max-tokens", 5,
+                       "--certificate", kept, "--json")  # fmt: skip
+    report = json.loads(out)
+    assert (code, report["lossless"], len(report["runs"])) == (0, True, 4)
+    shown = json.loads(run("inspect", engine, "--json")[1])
+    assert shown["certificate"] == {"lossless": True, "is_of_this_engine": True}
+
+
+def test_force_replaces_engines_only(run: Run, pair: TinyPair, tmp_path: Path) -> None:
+    """A checkpoint has a config.json too."""
+    target = shutil.copytree(pair.target_dir, tmp_path / "target")
+    before = sorted(path.name for path in target.iterdir())
+    refused(run("build", "--target", target, "--drafter", pair.drafter_dir, "-o", target,
+                "--force", *SMALL), "not an engine")  # fmt: skip
+    assert sorted(path.name for path in target.iterdir()) == before
+
+
+def test_the_working_directory_can_be_replaced(
+    run: Run, pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, _ = run("build", "--target", pair.target_dir, "--drafter", pair.drafter_dir,
+                     "-o", ".", "--force", *SMALL)  # fmt: skip
+    assert code == 0
+    assert run("inspect", tmp_path)[0] == 0
+
+
+def test_odd_files_in_a_checkpoint(run: Run, pair: TinyPair, tmp_path: Path) -> None:
+    target = shutil.copytree(pair.target_dir, tmp_path / "target")
+    (target / "other.json").symlink_to("/nonexistent")
+    build = ("build", "--target", target, "--drafter", pair.drafter_dir, *SMALL)
+    assert run(*build, "-o", tmp_path / "a")[0] == 0
+    (target / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    refused(run(*build, "-o", tmp_path / "b"), "tokenizer.json", "LFS")
+    (target / "tokenizer.json").unlink()
+    os.mkfifo(target / "tokenizer.json")
+    refused(run(*build, "-o", tmp_path / "b"), "tokenizer.json", "regular file")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("generate", "ENGINE", "-p", "x", "--max-tokens", "abc"), "--max-tokens"),
+        (("generate", "ENGINE", "-p", "x", "--threads", "0"), "threads"),
+        (("generate", "ENGINE", "-p", "x", "--threads", str(10**22)), "threads"),
+        (("generate", "ENGINE", "-p", "x", "--width", "99"), "width"),
+        (("generate", "ENGINE", "-p", "x", "--temperature", "nan"), "temperature"),
+        (("generate", "ENGINE", "-p", " "), "prompt"),
+        (("generate", "ENGINE", "-p", "x", "--stop", ""), "stop"),
+        (("generate", "n" * 300, "-p", "x"), "nnn"),
+        (("inspect", "no/[/b]/such"), "no/[/b]/such"),
+        (("verify", "ENGINE", "--num-prompts", "0"), "num_prompts"),
+        (("verify", "ENGINE", "--num-prompts", "9999"), "9999"),
+        (("build", "--target", "nope"), "nope"),
+        (("build", "--target", "smollm2-135m", "--block", "17", "-o", "x"), "17"),
+        (("sing",), "sing"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...], word: str, run: Run, engine: TinyEngine
+) -> None:
+    folder = str(engine.directory.path)
+    refused(run(*(folder if part == "ENGINE" else part for part in arguments)), word)
+
+
+def test_standard_input(run: Run, engine: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", engine.directory.path, "-p", "-", "--max-tokens", 2)
+    for content, word in ((b"\xff\xfe", "UTF-8"), (b"", "empty")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        refused(run(*command), word)
+    monkeypatch.setattr(sys, "stdin", None)
+    refused(run(*command), "closed")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
+    assert run(*command)[0] == 0
+
+
+def test_a_config_that_asks_for_more_than_was_built(
+    run: Run, engine: TinyEngine, tmp_path: Path
+) -> None:
+    """Hashes fit, but the graph has no positions for such lengths."""
+    import hashlib
+
+    copy = shutil.copytree(engine.directory.path, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["choices"]["max_seq_len"] = 5000
+    text = json.dumps(config).encode()
+    (copy / "config.json").write_bytes(text)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    manifest["files"]["config.json"] = entry
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    refused(run("generate", copy, "-p", "x"), "max_seq_len", "5000")
