@@ -64,8 +64,9 @@ def test_the_four_verbs_in_turn(run: Run, pair: TinyPair, tmp_path: Path) -> Non
     code, out, _ = run("inspect", engine)
     assert code == 0
     assert str(engine) in out.replace("\n", "")
-    kept = engine / "lossless.json"
-    code, out, _ = run("verify", engine, "--num-prompts", 2, "--max-tokens", 5,
+    kept, prompts = engine / "lossless.json", tmp_path / "prompts.txt"
+    prompts.write_text("one\n\ntwo\nthree\n")
+    code, out, _ = run("verify", engine, "--prompts", prompts, "--num-prompts", 2, "--max-tokens", 5,
                        "--certificate", kept, "--json")  # fmt: skip
     report = json.loads(out)
     assert (code, report["lossless"], len(report["runs"])) == (0, True, 4)
