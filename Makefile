@@ -63,11 +63,11 @@ fmt: $(LINT)  ## format, and apply the linter's safe fixes
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(DEMO)  ## all 66 bundled prompts both ways: losslessness and acceptance (minutes)
-	@mkdir -p $(OUT)
-	@test -f $(ENGINE)/config.json \
-	    || $(BIN)/dflash-trt build --target smollm2-135m --output $(ENGINE) --force
-	$(BIN)/dflash-trt verify $(ENGINE) --width $(WIDTH)
+bench: $(TEST)  ## decode on the CPU against transformers, a step against its products (minutes)
+	@for p in fp32 int4; do $(BIN)/dflash-trt build --target smollm2-135m --precision $$p \
+	    --output $(OUT)/bench-$$p --force; done
+	$(BIN)/python bench/decode_cpu.py --engine fp32=$(OUT)/bench-fp32 --engine int4=$(OUT)/bench-int4 \
+	    --recipe smollm2-135m --output $(OUT)/decode_cpu.json
 
 check: lint test  ## what a commit must pass: lint and test
 

@@ -3,7 +3,7 @@
 All ways run in turn on each prompt, in one process on one machine, so a drift of the machine
 meets them alike; ratios are taken prompt by prompt and their median is reported.
 
-    python bench/decode_cpu.py --engine fp32=DIR --engine int4=DIR --gguf FILE -o results.json
+    python bench/decode_cpu.py --engine fp32=DIR --engine int4=DIR --recipe smollm2-135m -o results.json
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from unittest import mock
 from matmuls import Products
 
 import dflash_trt.runtime.ort
+from dflash_trt.build.recipe import find_recipe
+from dflash_trt.checkpoint.locate import locate
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.lossless.prompts import bundled_prompts
@@ -35,7 +37,7 @@ def main() -> None:
     """Run every way on every prompt and write the report."""
     args = _arguments()
     engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engine)}
-    reference = _Transformers(Path(args.gguf)) if args.gguf else None
+    reference = _Transformers(_target_of(args.recipe)) if args.recipe else None
     runs: list[dict[str, Any]] = []
     for kind, prompts in bundled_prompts().items():
         for index, prompt in enumerate(prompts[: args.prompts]):
@@ -53,6 +55,12 @@ def main() -> None:
     }
     Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: report[k] for k in ("summary", "step_over_products")}, indent=1))
+
+
+def _target_of(recipe: str) -> Path:
+    found = find_recipe(recipe)
+    assert found is not None, f"no recipe {recipe}"
+    return locate(found.target, found.base)
 
 
 def _one_prompt(
@@ -214,7 +222,7 @@ def _machine() -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", action="append", required=True, help="NAME=DIR, repeatable")
-    parser.add_argument("--gguf", help="the target's GGUF, for the transformers baseline")
+    parser.add_argument("--recipe", help="whose GGUF target is the transformers baseline")
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each class")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("-o", "--output", required=True)

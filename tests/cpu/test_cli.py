@@ -66,8 +66,10 @@ def test_the_four_verbs_in_turn(run: Run, pair: TinyPair, tmp_path: Path) -> Non
     assert str(engine) in out.replace("\n", "")
     kept, prompts = engine / "lossless.json", tmp_path / "prompts.txt"
     prompts.write_text("one\n\ntwo\nthree\n")
-    code, out, _ = run("verify", engine, "--prompts", prompts, "--num-prompts", 2, "--max-tokens", 5,
-                       "--certificate", kept, "--json")  # fmt: skip
+    limits = ("--num-prompts", 2, "--max-tokens", 5)
+    code, out, _ = run(
+        "verify", engine, "--prompts", prompts, *limits, "--certificate", kept, "--json"
+    )
     report = json.loads(out)
     assert (code, report["lossless"], len(report["runs"])) == (0, True, 4)
     shown = json.loads(run("inspect", engine, "--json")[1])
