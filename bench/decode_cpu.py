@@ -3,7 +3,7 @@
 All ways run in turn on each prompt, in one process on one machine, so a drift of the machine
 meets them alike; ratios are taken prompt by prompt and their median is reported.
 
-    python bench/decode_cpu.py --engine fp32=DIR --engine int4=DIR --recipe smollm2-135m -o results.json
+    python bench/decode_cpu.py --engine fp32=DIR --engine int4=DIR --recipe NAME -o FILE
 """
 
 from __future__ import annotations
