@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from machine import machine
 from matmuls import Products
 
 import dflash_trt.runtime.ort
@@ -44,7 +43,7 @@ def main() -> None:
             runs += _one_prompt(engines, reference, kind, index, prompt, args.tokens)
             print(kind, index, flush=True)
     report = {
-        "machine": _machine(),
+        "machine": machine(),
         "tokens": args.tokens,
         "runs": runs,
         "summary": _summary(runs),
@@ -205,18 +204,6 @@ def _burst(run: Callable[[], float]) -> float:
     threads still spin for work on our cores.
     """
     return statistics.median([run() for _ in range(9)][3:])
-
-
-def _machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "threads": cpu_allowance(),
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
+from machine import machine
 from tokenizers import decoders, models
 
 from dflash_trt.decode.loop import EngineLoop
@@ -31,7 +28,6 @@ from dflash_trt.decode.scheduler import Scheduler
 from dflash_trt.decode.telemetry import NoTelemetry, Telemetry
 from dflash_trt.decode.width import FixedWidth
 from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
-from dflash_trt.runtime.threads import cpu_allowance
 from dflash_trt.text import Tokenizer
 
 VOCAB = 4096
@@ -97,7 +93,7 @@ def main() -> None:
                 }
             )  # fmt: skip
             print(json.dumps(cases[-1]), flush=True)
-    report = {"machine": _machine(), "steps": args.steps, "cases": cases}
+    report = {"machine": machine(), "steps": args.steps, "cases": cases}
     if args.output:
         Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["machine"]))
@@ -169,20 +165,6 @@ def _tokenizer() -> Tokenizer:
     )
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, special_tokens={}, templates={}, source="bench")
-
-
-def _machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "threads": cpu_allowance(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "commit": commit.stdout.strip(),
-    }
 
 
 if __name__ == "__main__":
