@@ -64,7 +64,8 @@ class PrometheusTelemetry:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format. Any thread may call this."""
-        return self._render(self.registry)
+        rendered: bytes = self._render(self.registry)
+        return rendered
 
     def on_queued(self) -> None:
         """See `Telemetry`."""
