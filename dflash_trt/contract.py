@@ -88,6 +88,12 @@ def cache_rows(max_seq_len: int, block: int) -> int:
     return max_seq_len + 2 * block
 
 
+def cache_bytes_per_slot(pair: PairConfig, max_seq_len: int, block: int) -> int:
+    """Float32 bytes of all caches of one slot, at their longest."""
+    row_bytes = sum(4 * spec.num_heads * spec.head_dim for spec in all_caches(pair))
+    return row_bytes * cache_rows(max_seq_len, block)
+
+
 def build_properties(block: int, max_seq_len: int) -> dict[str, str]:
     """What a graph was built for and its inputs do not show: kept in the model, checked at load."""
     return {"block": str(block), "max_seq_len": str(max_seq_len)}

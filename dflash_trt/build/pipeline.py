@@ -47,9 +47,8 @@ class Plan:
     @property
     def cache_bytes_per_slot(self) -> int:
         """Float32 bytes of all caches of one slot."""
-        rows = contract.cache_rows(self.choices.max_seq_len, self.choices.block)
-        specs = contract.all_caches(self.pair.config)
-        return sum(spec.num_heads * spec.head_dim * rows * 4 for spec in specs)
+        choices = self.choices
+        return contract.cache_bytes_per_slot(self.pair.config, choices.max_seq_len, choices.block)
 
 
 def plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -10,10 +11,11 @@ from typing import Any
 
 import yaml
 
+from dflash_trt.config import BuildChoices
 from dflash_trt.errors import ConfigError
 
 PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
-CHOICES = ("block", "precision", "max_seq_len", "max_slots", "prefill_chunk")
+CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
 _FIELDS = {"target", "drafter", "description", *CHOICES}
 
 

@@ -47,7 +47,9 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "caches": {
             "count": len(caches),
             "rows": rows,
-            "bytes_per_slot": sum(s.num_heads * s.head_dim * rows * 4 for s in caches),
+            "bytes_per_slot": contract.cache_bytes_per_slot(
+                config.pair, config.choices.max_seq_len, config.choices.block
+            ),
         },
         "certificate": _certificate(engine),
         **engine.manifest,

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-#: What was asked for goes to standard output, all else (progress, warnings) to standard error.
+#: Progress and warnings; what was asked for goes to standard output through typer.echo.
 # No markup: paths and text may hold brackets.
-results = Console(highlight=False, markup=False, emoji=False)
 messages = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 JSON_OPTION = typer.Option(False, "--json", help="Print the figures as JSON on standard output.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from dflash_trt.cli.generate import THREADS_OPTION, WIDTH_OPTION, encode_prompt
-from dflash_trt.cli.output import JSON_OPTION, print_json, progress_bar, results
+from dflash_trt.cli.output import JSON_OPTION, print_json, progress_bar
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import EngineDir, open_engine
@@ -61,7 +61,7 @@ def verify(
             print_json(made.to_json())
         else:
             for name, report in made.runs.items():
-                results.print(f"{name}: ", end="")
+                typer.echo(f"{name}: ", nl=False)
                 _print_report(report)
         if not made.lossless:
             raise typer.Exit(1)
@@ -102,13 +102,13 @@ def _print_report(report: Report) -> None:
     verdict = "lossless" if report.lossless else "NOT lossless"
     length = report.acceptance_length
     shown = "" if length is None else f", acceptance length {length:.2f}"
-    results.print(
+    typer.echo(
         f"{verdict}: {report.prompts} prompts, {report.tokens} tokens, "
         f"verify width {report.width}{shown}"
     )
     for miss in report.mismatches:
         margin = "" if miss.logit_margin is None else f", logit margin {miss.logit_margin:.2e}"
-        results.print(
+        typer.echo(
             f"  prompt {miss.prompt}, token {miss.position}: plain {miss.plain_token}, "
             f"drafted {miss.draft_token}{margin}"
         )

@@ -32,11 +32,6 @@ class DType(Enum):
     I64 = "int64"
     BOOL = "bool"
 
-    @property
-    def is_float(self) -> bool:
-        """Whether arithmetic on this type is floating point."""
-        return self in (DType.ACT, DType.F32)
-
 
 @dataclass(frozen=True, eq=False)
 class Tensor:

@@ -51,14 +51,7 @@ class OrtSession:
                 f"{model}: ONNX Runtime {ort.__version__} cannot load it: {reason}",
                 hint="build the engine again with this version of dflash-trt",
             ) from error
-        self._check_contract(model, pair)
-        found = self._session.get_modelmeta().custom_metadata_map
-        for name, value in c.build_properties(limits.block, limits.max_seq_len).items():
-            if int(found.get(name, 0)) < int(value):
-                raise EngineDirError(
-                    f"{model} was built for {name} {found.get(name)}, config.json says {value}",
-                    hint="build the engine again",
-                )
+        self._check_contract(model, pair, limits)
         self._limits = limits
         self._specs = c.all_caches(pair)
         max_rows = c.cache_rows(limits.max_seq_len, limits.block)
@@ -70,7 +63,7 @@ class OrtSession:
             for drafts in range(limits.block)
         }
 
-    def _check_contract(self, model: Path, pair: PairConfig) -> None:
+    def _check_contract(self, model: Path, pair: PairConfig, limits: SessionLimits) -> None:
         wanted = {*c.INPUTS, *(spec.name for spec in c.all_caches(pair))}
         found = {value.name for value in self._session.get_inputs()}
         if found != wanted:
@@ -85,6 +78,13 @@ class OrtSession:
             if shapes[spec.name][1::2] != [spec.num_heads, spec.head_dim]:
                 raise EngineDirError(
                     f"{model}: its {spec.name} is not of the shape that config.json says",
+                    hint="build the engine again",
+                )
+        built = self._session.get_modelmeta().custom_metadata_map
+        for name, value in c.build_properties(limits.block, limits.max_seq_len).items():
+            if int(built.get(name, 0)) < int(value):
+                raise EngineDirError(
+                    f"{model} was built for {name} {built.get(name)}, config.json says {value}",
                     hint="build the engine again",
                 )
 
