@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.flavor import device_of, precision_on
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -173,14 +174,12 @@ def _has_type(value: object, hint: Any) -> bool:
     return isinstance(value, origin or hint) and (hint is bool or not isinstance(value, bool))
 
 
-PRECISIONS = ("fp32", "int4")
-
-
 @dataclass(frozen=True)
 class BuildChoices:
     """What the user chooses for an engine. Flags and recipe fields are these fields.
 
     `block` counts the anchor; `max_seq_len` counts prompt and generated tokens of one request.
+    `logits`: the engine can return them, for logprobs; an engine for the CPU always can.
     """
 
     block: int
@@ -188,10 +187,12 @@ class BuildChoices:
     precision: str = "fp32"
     max_slots: int = 4
     prefill_chunk: int = 256
+    device: str = "cpu"
+    logits: bool = True
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ConfigError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        device = device_of(self.device)
+        precision_on(device, self.precision)
         for name, low, high in (
             ("block", 2, 64),
             ("max_seq_len", 2, 1 << 20),
@@ -203,3 +204,7 @@ class BuildChoices:
                 raise ConfigError(f"{name} must be a whole number, not {value!r}")
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}, allowed are {low} to {high}")
+        if not isinstance(self.logits, bool):
+            raise ConfigError(f"logits must be true or false, not {self.logits!r}")
+        if not (self.logits or device.is_gpu):
+            raise ConfigError("logits is false: an engine for the CPU always has them")

@@ -22,6 +22,7 @@ from typing import Any
 
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.errors import BuildError, ConfigError, EngineDirError
+from dflash_trt.flavor import ONNXRUNTIME
 
 FORMAT = "dflash-trt"
 FORMAT_VERSION = 1
@@ -30,7 +31,6 @@ MANIFEST = "manifest.json"
 MODEL = "step.onnx"
 WEIGHTS = "weights.bin"
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
-ONNXRUNTIME = "onnxruntime"  # the backend of `step.onnx`
 REBUILD = "build the engine again"
 STALE_SECONDS = 60
 _CONFIG_DRAFT = f".{CONFIG}"  # the config of a build that has not finished

@@ -16,6 +16,7 @@ DFlashError
 ├── StepError              the session failed while a request ran
 ├── EngineStopped          the engine takes no more requests: it drains, is closed, or is dead
 ├── RequestError           a field of a request is out of range
+├── MissingPackage         an optional package that was asked for cannot be used
 └── TokenizerError         a tokenizer or chat template cannot be read or used
 """
 
@@ -85,6 +86,10 @@ class StepError(DFlashError):
 
 class EngineStopped(DFlashError):
     """The engine takes no more requests: it drains, was closed, or died."""
+
+
+class MissingPackage(DFlashError):
+    """An optional package that this path needs is not installed, or cannot be loaded."""
 
 
 class RequestError(DFlashError):

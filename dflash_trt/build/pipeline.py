@@ -20,6 +20,7 @@ from dflash_trt.checkpoint.pair import Pair, check_block, read_pair
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.engine_dir import EngineConfig, EngineDir, writing_engine
 from dflash_trt.errors import BuildError, ConfigError
+from dflash_trt.flavor import CPU, ONNXRUNTIME, device_of
 from dflash_trt.lower.onnx import lower_to_onnx
 from dflash_trt.lower.onnx_weights import F32, OnnxWeights, StoredBlocks, WeightReader
 from dflash_trt.nets.step import trace_step
@@ -81,8 +82,10 @@ def plan(
 
 def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> EngineDir:
     """Write the engine directory of a plan. Raises `BuildError`; nothing is left on failure."""
+    if device_of(plan.choices.device).is_gpu:
+        raise BuildError(f"engines for device {plan.choices.device} are not built yet")
     output = output.absolute()  # the working directory may be what is replaced
-    config = EngineConfig(engine_dir.ONNXRUNTIME, plan.choices, plan.pair.config)
+    config = EngineConfig(ONNXRUNTIME, plan.choices, plan.pair.config)
     _check_disk(output, plan.weight_bytes)
     tokenizer = _tokenizer(plan.target)
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
@@ -136,9 +139,12 @@ class _Reporting:
 
 def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
     limit = min(pair.target.max_position_embeddings, pair.drafter.max_position_embeddings)
+    device = device_of(choices.get("device", CPU))
     defaults = {
         "block": pair.drafter.block_size,
         "max_seq_len": min(limit, DEFAULT_MAX_SEQ_LEN),
+        "precision": device.precisions[0],
+        "logits": not device.is_gpu,
     }
     resolved = BuildChoices(**{**defaults, **choices})
     if resolved.max_seq_len > limit:

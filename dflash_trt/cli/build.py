@@ -13,9 +13,9 @@ from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.build.pipeline import build as build_engine
 from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows, progress_bar
-from dflash_trt.config import PRECISIONS
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
+from dflash_trt.flavor import PRECISIONS
 
 
 def build(
@@ -32,7 +32,9 @@ def build(
         None, help="Block size, anchor counted. Default: what the drafter was trained with."
     ),
     precision: str | None = typer.Option(
-        None, help=f"Weights: {' or '.join(PRECISIONS)}. Default: the recipe's, else fp32."
+        None,
+        help=f"Weights: {', '.join(PRECISIONS)}. Default: the recipe's, else fp32 for the CPU and "
+        "bf16 for a GPU.",
     ),
     max_seq_len: int | None = typer.Option(
         None,

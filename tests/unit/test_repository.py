@@ -116,8 +116,8 @@ def test_every_room_is_on_the_map() -> None:
 
 def test_package_needs_only_its_base_dependencies() -> None:
     extras = [
-        "gguf", "huggingface_hub", "prometheus_client", "safetensors", "tensorrt", "torch",
-        "transformers",
+        "gguf", "huggingface_hub", "prometheus_client", "safetensors", "tensorrt",
+        "tensorrt_rtx", "torch", "transformers",
     ]  # fmt: skip
     run_python(
         "import importlib, pkgutil, sys\n"
