@@ -1,18 +1,11 @@
-"""The command line's frame: verbs, and what an error looks like."""
+"""The command line's verbs."""
 
 from __future__ import annotations
 
-import io
-import os
-import sys
-from typing import NoReturn
-
 import typer
-from typer.exceptions import TyperException
 
 from dflash_trt import __version__
-from dflash_trt.cli import build, generate, inspect, verify
-from dflash_trt.errors import DFlashError, GraphError
+from dflash_trt.cli import build, doctor, generate, inspect, verify
 
 app = typer.Typer(
     name="dflash-trt",
@@ -25,6 +18,7 @@ app.command("build")(build.build)
 app.command("generate")(generate.generate)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,38 +34,3 @@ def _root(
     ),
 ) -> None:
     del version
-
-
-def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 check failed or a bug, 2 the user's input."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character
-    try:
-        code = app(standalone_mode=False)
-        sys.stdout.flush()
-    except GraphError:
-        raise  # never the user's fault: show where
-    except DFlashError as error:
-        _fail(error.message, error.hint)
-    except TyperException as error:  # a flag that does not exist or cannot be read
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
-        _fail(" ".join(message.split()), "dflash-trt COMMAND --help lists the options")
-    except (typer.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error of ours, but do not flush into it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        _fail(f"{name}{error.strerror or error}")
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str, hint: str = "") -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
-    sys.exit(2)
