@@ -1,13 +1,22 @@
-"""The choice of a token from logits: greedy, or Gumbel-max with noise that both models share.
+"""The choice of a token from logits: greedy, or a race whose noise both models share.
 
-The noise of (seed, position, token id) is one fixed function, so a seed gives the same text with
-and without drafting, at any block size, batch and slot: losslessness under sampling is an equality.
-It is made of INT64 multiply, add and modulo alone, which ONNX Runtime and TensorRT both have.
+Each token rings after a time that is exponential with its probability for a rate; the first one is
+the draw. (With logarithms this is known as Gumbel-max.) The noise of (seed, position, token id) is
+one fixed function, so a seed gives the same text with and without drafting, at any block size,
+batch and slot: losslessness under sampling is an equality. It is made of INT64 multiply, add and
+modulo alone, which ONNX Runtime and TensorRT both have.
+
+Noise for a whole vocabulary would cost more than a small model's step. So groups of tokens race
+first, each with the sum of its tokens' probabilities, and then the tokens of the winner: the same
+distribution for twice the square root of the vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from dflash_trt.graph import (
     DType,
@@ -19,15 +28,13 @@ from dflash_trt.graph import (
     constant,
     cumsum,
     div,
-    equal,
     floor_div,
-    iota,
+    gather_last,
     less,
     less_equal,
     logical_and,
     logical_or,
     maximum,
-    minimum,
     mod,
     mul,
     reduce,
@@ -43,9 +50,14 @@ from dflash_trt.nets.penalties import Adjustment, adjust
 
 PRIME = 2**31 - 1  # products of two residues fit INT64; 5 does not divide PRIME - 1
 NOISE_BITS = 23  # u = (bits + 1/2) / 2^23 is exact in FP32, so never 0 or 1
-NOISE_SPAN = 19.5  # Gumbel noise of such a u lies in [-2.82, 16.64]: an exact cut
-MASKED = -1e30
 ROUND_KEYS = (1_013_904_223, 1_664_525_013)
+UNCUT = -1e30  # a threshold that keeps every token
+SHORTLIST = 128  # a top-k up to here is read off the sorted largest logits
+# Thresholds are found digit by digit, in units of the temperature below the maximum. All tokens
+# below the first are together less likely than the noise can tell; the last is finer than what
+# float32 logits differ by.
+LOWEST = -32.0
+DIGITS = [2.0**power for power in range(4, -25, -1)]
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,11 @@ def choose(
         return cond(is_special, lambda: pick(adjust(logits, adjustment)), lambda: argmax(logits))
 
 
-def gumbel_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Gumbel noise F32 [B, R, N]: seed int64 [B], positions int32 [B, R], ids int32 [B, R, N]."""
+def exponential_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """Exponential noise F32 [B, R, N] of mean 1.
+
+    seed int64 [B], positions int32 [B, R], ids int32 [B, R, N] or [1, 1, N].
+    """
     slots, rows = positions.shape
     key, other = (constant(value, DType.I64) for value in ROUND_KEYS)
     low = reshape(mod(seed, PRIME), (slots, 1))
@@ -104,8 +119,7 @@ def gumbel_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     bits = _mix(_mix(cast(ids, DType.I64), first), second)
     bits = floor_div(bits, 2 ** (31 - NOISE_BITS))
     uniform = mul(add(cast(bits, DType.F32), 0.5), 2.0**-NOISE_BITS)
-    inner = mul(unary("log", uniform), -1.0)
-    return mul(unary("log", inner), -1.0)
+    return mul(unary("log", uniform), -1.0)
 
 
 def _mix(x: Tensor, key: Tensor) -> Tensor:
@@ -116,37 +130,108 @@ def _mix(x: Tensor, key: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    vocab = logits.shape[-1]
-    assert isinstance(vocab, int)
-    slots = positions.shape[0]
-
-    def per_slot(x: Tensor) -> Tensor:
-        return reshape(x, (slots, 1, 1))
-
-    temperature = per_slot(sampling.temperature)
+    """A token of each row, int32 [B, R]; what it is for greedy slots does not matter."""
+    temperature = _per_slot(sampling.temperature)
     is_sampled = less(constant(0.0, DType.F32), temperature)
-    top_k, top_p = per_slot(sampling.top_k), per_slot(sampling.top_p)
-    has_top_k = less(constant(0, DType.I32), top_k)
     scaled = div(logits, where(is_sampled, temperature, constant(1.0, DType.F32)))
     relative = sub(scaled, reduce("max", scaled, keepdims=True))
-    mass = reduce("sum", unary("exp", relative), keepdims=True)
-    # Tokens that cannot be drawn: further below the maximum than the noise spans, or so unlikely
-    # that all such tokens together do not fill the tail that top-p cuts off.
-    tail = unary("log", div(mul(mass, sub(constant(1.0, DType.F32), top_p)), float(vocab)))
-    cut = maximum(tail, -NOISE_SPAN)
-    alive = reduce("sum", cast(less_equal(cut, relative), DType.I32), keepdims=True)
-    limit = where(has_top_k, minimum(top_k, vocab), alive)
-    limit = where(is_sampled, limit, constant(1, DType.I32))
-    num_candidates = maximum(reduce_all(limit), 1)  # the maximum of no rows is not a count
-    values, ids = topk(relative, num_candidates, "candidates")
-    rank = reshape(iota(num_candidates, "candidates"), (1, 1, "candidates"))
-    weight = where(less(rank, limit), unary("exp", values), constant(0.0, DType.F32))
-    total = where(has_top_k, reduce("sum", weight, keepdims=True), mass)
+    weight = unary("exp", relative)
+    has_filter = logical_or(
+        less(constant(0, DType.I32), sampling.top_k),
+        logical_or(
+            less(sampling.top_p, constant(1.0, DType.F32)),
+            less(constant(0.0, DType.F32), sampling.min_p),
+        ),
+    )
+    kept = cond(_any(has_filter), lambda: _filtered(relative, weight, sampling), lambda: weight)
+    return _race(kept, sampling.seed, positions)
+
+
+def _race(weight: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
+    """A token of each row drawn in proportion to its weight F32 [B, R, V]: int32 [B, R]."""
+    vocab = weight.shape[-1]
+    assert isinstance(vocab, int)
+    slots, rows = positions.shape
+    num_groups = max(n for n in range(1, math.isqrt(vocab) + 1) if vocab % n == 0)
+    group_size = vocab // num_groups
+
+    def winner(rates: Tensor, ids: Tensor) -> Tensor:
+        first = argmax(div(rates, exponential_noise(seed, positions, ids)))
+        return reshape(first, (slots, rows, 1))
+
+    sums = reduce("sum", reshape(weight, (slots, rows, num_groups, group_size)))
+    group_ids = constant(vocab + np.arange(num_groups).reshape(1, 1, -1), DType.I32)
+    first_id = mul(winner(sums, group_ids), group_size)
+    ids = add(first_id, constant(np.arange(group_size).reshape(1, 1, -1), DType.I32))
+    token = add(first_id, winner(gather_last(weight, ids), ids))
+    return reshape(token, (slots, rows))
+
+
+def _filtered(relative: Tensor, weight: Tensor, sampling: Sampling) -> Tensor:
+    """Weights with those of the tokens that the filters remove at 0.
+
+    How a slot's threshold is found depends on its own settings alone, as its draw must.
+    """
+    top_k, top_p = _per_slot(sampling.top_k), _per_slot(sampling.top_p)
+    has_top_k = less(constant(0, DType.I32), top_k)
+    is_short = logical_and(has_top_k, less_equal(top_k, constant(SHORTLIST, DType.I32)))
+    is_long = logical_or(has_top_k, less(top_p, constant(1.0, DType.F32)))
+    uncut = add(mul(reduce("max", relative, keepdims=True), 0.0), UNCUT)
+    short = cond(_any(is_short), lambda: _shortlisted(relative, top_k, top_p), lambda: uncut)
+    is_long = logical_and(is_long, unary("logical_not", is_short))
+    long = cond(_any(is_long), lambda: _searched(relative, weight, top_k, top_p), lambda: uncut)
+    threshold = where(is_short, short, where(is_long, long, uncut))
+    # The weight is the probability relative to the most likely token's, which stays.
+    keep = logical_and(
+        less_equal(threshold, relative), less_equal(_per_slot(sampling.min_p), weight)
+    )
+    return mul(weight, cast(keep, DType.F32))
+
+
+def _shortlisted(relative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Thresholds [B, R, 1] of top-k, then top-p, for slots whose top-k is short."""
+    vocab = relative.shape[-1]
+    assert isinstance(vocab, int)
+    size = min(SHORTLIST, vocab)
+    values, _ = topk(relative, constant(size, DType.I32), size)
+    is_in = less(constant(np.arange(size).reshape(1, 1, -1), DType.I32), top_k)
+    weight = mul(unary("exp", values), cast(is_in, DType.F32))
     before = sub(cumsum(weight), weight)
-    keep = logical_and(less(rank, limit), less(before, mul(total, top_p)))
-    # exp(values) is the probability relative to the most likely token's, which stays.
-    keep = logical_and(keep, less_equal(per_slot(sampling.min_p), unary("exp", values)))
-    score = add(values, gumbel_noise(sampling.seed, positions, ids))
-    best = argmax(where(keep, score, constant(MASKED, DType.F32)))
-    is_best = equal(rank, reshape(best, (*best.shape, 1)))
-    return reduce("sum", where(is_best, ids, constant(0, DType.I32)))
+    keep = logical_and(is_in, less(before, mul(reduce("sum", weight, keepdims=True), top_p)))
+    depth = where(keep, mul(values, -1.0), constant(UNCUT, DType.F32))
+    return mul(reduce("max", depth, keepdims=True), -1.0)
+
+
+def _searched(relative: Tensor, weight: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Thresholds [B, R, 1] of top-k, then top-p, for any size: no sort of the vocabulary."""
+    one = constant(1.0, DType.F32)
+    uncut = add(mul(reduce("max", relative, keepdims=True), 0.0), UNCUT)
+
+    def highest(need: Tensor, weight: Tensor | None) -> Tensor:
+        """The highest threshold above which tokens still add up to `need`."""
+        threshold = add(mul(need, 0.0), LOWEST)
+        for digit in DIGITS:
+            higher = add(threshold, digit)
+            above = cast(less_equal(higher, relative), DType.F32)
+            total = reduce("sum", above if weight is None else mul(weight, above), keepdims=True)
+            threshold = add(threshold, mul(cast(less_equal(need, total), DType.F32), digit))
+        return threshold
+
+    has_top_k = less(constant(0, DType.I32), top_k)
+    wanted = add(cast(top_k, DType.F32), mul(uncut, 0.0))
+    by_rank = cond(_any(has_top_k), lambda: highest(wanted, None), lambda: uncut)
+    by_rank = where(has_top_k, by_rank, uncut)
+    inside = mul(weight, cast(less_equal(by_rank, relative), DType.F32))
+    need = mul(reduce("sum", inside, keepdims=True), top_p)
+    by_mass = where(less(top_p, one), highest(need, inside), uncut)
+    return maximum(by_rank, by_mass)
+
+
+def _per_slot(x: Tensor) -> Tensor:
+    """[B] for broadcasting over [B, R, V]."""
+    return reshape(x, (x.shape[0], 1, 1))
+
+
+def _any(condition: Tensor) -> Tensor:
+    """Whether any element is true: a scalar."""
+    return less(constant(0, DType.I32), reduce_all(cast(condition, DType.I32)))

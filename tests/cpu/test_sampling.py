@@ -19,7 +19,7 @@ from dflash_trt.decode.request import SamplingParams
 from dflash_trt.graph import Tensor
 from dflash_trt.nets.sampling import Sampling, choose
 from tiny import ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
-from tiny.noise import noise_of
+from tiny.noise import draw_of
 from tiny.ops import run_ops
 
 LOGITS = np.array([2.0, 1.5, 1.4, 0.3, 0.0, -0.5, -1.0, -2.0, -3.5, 4.0, 3.9, -9.0], np.float32)
@@ -100,15 +100,39 @@ def test_draws_of_different_seeds_also_follow_the_distribution(tmp_path: Path) -
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
 
 
-def test_a_large_vocabulary_is_cut_to_the_tokens_that_can_win_without_changing_any_draw(
-    tmp_path: Path,
+@pytest.mark.parametrize("vocab", [151, 700, 2 * 331])  # a prime, many divisors, two
+def test_draws_are_the_definitions(vocab: int, tmp_path: Path) -> None:
+    logits = np.random.default_rng(0).normal(0, 4, (2, 60, vocab)).astype(np.float32)
+    made = draw(tmp_path, logits, [1.0, 0.4], 0, 1.0, seed=[3, 2**40])
+    for slot, (temperature, seed) in enumerate([(1.0, 3), (0.4, 2**40)]):
+        for position, row in enumerate(logits[slot].astype(float)):
+            weights = np.exp((row - row.max()) / temperature).tolist()
+            assert made[slot, position] == draw_of(weights, seed, position)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 0, 0.95), (1.0, 0, 0.1), (1.0, 0, 0.9999), (60.0, 0, 0.9), (0.02, 0, 0.9),
+        (1.0, 128, 0.95), (1.0, 129, 0.95), (1.0, 129, 1.0), (3.0, 400, 0.7), (1.0, 5000, 1.0),
+        (40.0, 0, 1e-6),
+    ],
+)  # fmt: skip
+def test_filters_keep_the_tokens_that_a_sort_keeps(
+    temperature: float, top_k: int, top_p: float, tmp_path: Path
 ) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 6, (2, 300, 700)).astype(np.float32)
-    cut = draw(tmp_path / "a", logits, [1.0, 0.4], 0, 1.0, seed=[3, 4])
-    # With top_k = V nothing is cut: the noise is made for every token.
-    whole = draw(tmp_path / "b", logits, [1.0, 0.4], 700, 1.0, seed=[3, 4])
-    np.testing.assert_array_equal(cut, whole)
+    """Which tokens are left shows in the draws: with the rest gone, they are the definition's."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 2.5, (1, 40, 1200)).astype(np.float32)
+    made = draw(tmp_path, logits, temperature, top_k, top_p, seed=9)
+    for position, row in enumerate(logits[0]):
+        scaled = (row / np.float32(temperature)).astype(float)
+        order = np.argsort(-scaled, kind="stable")[: top_k or None]
+        share = np.exp(scaled[order]) / np.exp(scaled[order]).sum()
+        kept = order[np.cumsum(share) - share < top_p]
+        weights = np.zeros(len(row))
+        weights[kept] = np.exp(scaled[kept] - scaled.max())
+        assert made[0, position] == draw_of(weights.tolist(), 9, position)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.5, 1e-6])
@@ -174,8 +198,8 @@ def test_target_and_drafter_draw_with_the_noise_of_the_tokens_own_position(
     bonus, *drafts = made["next_tokens"][0].tolist()
 
     def best(logits: npt.NDArray[np.float32], position: int) -> int:
-        noise = [noise_of(seed, position, token) for token in range(len(logits))]
-        return int((logits.astype(float) / temperature + noise).argmax())
+        scaled = logits.astype(float) / temperature
+        return draw_of(np.exp(scaled - scaled.max()).tolist(), seed, position)
 
     assert bonus == best(made["target_logits"][0, 0], 30)
     assert drafts == [best(row, 31 + j) for j, row in enumerate(made["draft_logits"][0])]
