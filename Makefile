@@ -49,8 +49,8 @@ demo: $(DEMO)  ## build an engine from a real pair, decode with and without the 
 test: $(TEST)  ## all tests, the real pair included
 	$(BIN)/python -m pytest
 
-test-fast: $(TEST)  ## tests/unit and tests/cpu without the real pair
-	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu)
+test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real pair
+	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/deploy)
 
 lint: $(LINT)  ## ruff, mypy, import rules, size budget
 	$(BIN)/ruff check $(CODE)

@@ -1,0 +1,256 @@
+"""What the rendered objects make a cluster do."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from charts import EXAMPLES, Values, example, merged, objects, pool, render, server, the
+from charts import render_text as texts
+
+BUILD = pool(engine={"build": {"target": "qwen3-4b"}})
+SETS = ["default", *EXAMPLES]
+
+
+def spec(values: Values) -> Any:
+    return the(values, "Deployment")["spec"]
+
+
+def pod(values: Values) -> Any:
+    return spec(values)["template"]["spec"]
+
+
+def build_pod(values: Values) -> Any:
+    return the(values, "Job")["spec"]["template"]["spec"]
+
+
+def test_a_deployment_per_pool_and_one_service() -> None:
+    values = example("two-gpu-types")
+    h100, a100 = sorted(
+        objects(values, "Deployment"), key=lambda item: item["metadata"]["name"], reverse=True
+    )
+    selectors = [item["spec"]["selector"]["matchLabels"] for item in (h100, a100)]
+    assert selectors[0] != selectors[1]
+    (service,) = [item for item in objects(values, "Service") if "type" in item["spec"]]
+    for selector in selectors:
+        assert service["spec"]["selector"].items() <= selector.items()
+    engines = [
+        item["spec"]["template"]["spec"]["containers"][0]["args"][1] for item in (h100, a100)
+    ]
+    assert engines == ["/engines/qwen3-8b-h100", "/engines/qwen3-8b-a100"]
+    limits = [
+        item["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for item in (h100, a100)
+    ]
+    assert limits[0]["nvidia.com/gpu"] == limits[1]["nvidia.com/mig-3g.40gb"] == 1
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_services_select_only_servers(name: str) -> None:
+    items = render(example(name))
+    for service in (item for item in items if item["kind"] == "Service"):
+        selector = service["spec"]["selector"].items()
+        for item in items:
+            if item["kind"] in ("Deployment", "Job", "Pod"):
+                labels = item["spec"].get("template", item)["metadata"]["labels"]
+                assert (selector <= labels.items()) == (item["kind"] == "Deployment")
+
+
+def test_gpu_pools_tolerate_the_usual_taint_and_cpu_pools_see_no_gpu() -> None:
+    assert pod(pool())["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert "tolerations" not in pod(pool(tolerations=[]))
+    assert "tolerations" not in pod(pool(gpus=0))
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in server(pool(gpus=0))["env"]
+
+
+def test_a_gpu_pool_needs_no_spare_gpu_to_roll() -> None:
+    rolling = [spec(pool(gpus=gpus))["strategy"]["rollingUpdate"] for gpus in (0, 1)]
+    assert rolling == [{"maxSurge": 1, "maxUnavailable": 0}, {"maxSurge": 0, "maxUnavailable": 1}]
+
+
+@pytest.mark.parametrize(("request_s", "wait_s"), [(120, 15), (900, 30)])
+def test_a_pod_outlives_its_longest_request(request_s: int, wait_s: int) -> None:
+    values = {"drain": {"longestRequestSeconds": request_s, "preStopSeconds": wait_s}}
+    container = server(values)
+    assert f"--drain-seconds={request_s}" in container["args"]
+    assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": wait_s}}
+    assert pod(values)["terminationGracePeriodSeconds"] > request_s + wait_s
+
+
+@pytest.mark.parametrize("seconds", [30, 901, 3600])
+def test_startup_probe_waits_as_long_as_told(seconds: int) -> None:
+    probe = server({"probes": {"startupSeconds": seconds}})["startupProbe"]
+    assert probe["failureThreshold"] == math.ceil(seconds / probe["periodSeconds"])
+
+
+def test_probes_ask_the_model_and_liveness_only_the_server() -> None:
+    container = server({})
+    paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in (
+        "startup", "readiness", "liveness",
+    )}  # fmt: skip
+    assert paths["startup"] == paths["readiness"] == "/v2/models/ensemble/ready"
+    assert paths["liveness"] == "/v2/health/live"
+
+
+def test_writable_folders_are_the_declared_ones() -> None:
+    mounts = {
+        mount["mountPath"]: mount.get("readOnly", False) for mount in server({})["volumeMounts"]
+    }
+    assert mounts == {"/engines": True, "/dev/shm": False, "/tmp": False, "/cache": False}
+    volumes = {volume["name"]: volume for volume in pod({})["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+    env = {item["name"]: item["value"] for item in server({})["env"]}
+    assert {env["HOME"], env["TMPDIR"]} == {"/cache", "/tmp"}
+    assert env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_servers_wait_for_the_engine_that_the_job_writes() -> None:
+    (init,) = pod(BUILD)["initContainers"]
+    engine = next(item["value"] for item in init["env"] if item["name"] == "ENGINE")
+    assert {"name": "ENGINE", "value": engine} in build_pod(BUILD)["containers"][0]["env"]
+    assert server(BUILD)["args"][1] == engine
+    volumes = [pod["volumes"][0]["persistentVolumeClaim"] for pod in (pod(BUILD), build_pod(BUILD))]
+    assert (
+        volumes[0]
+        == volumes[1]
+        == {"claimName": the(BUILD, "PersistentVolumeClaim")["metadata"]["name"]}
+    )
+    assert "nvidia.com/gpu" not in init["resources"]["limits"]
+
+
+def test_a_job_is_never_changed_only_replaced() -> None:
+    """The API server refuses a changed pod template, so equal names must mean equal templates."""
+    layers: list[Values] = [
+        {},
+        {"build": {"retries": 5}},
+        {"build": {"resources": {"limits": {"memory": "99Gi"}}}},
+        {"buildImage": {"tag": "9.9"}},
+        {"imagePullSecrets": [{"name": "x"}]},
+        {"podSecurityContext": {"runAsUser": 7}},
+    ]
+    jobs = [the(merged(BUILD, layer), "Job") for layer in layers]
+    assert len({job["metadata"]["name"] for job in jobs}) == len(layers)
+
+
+def test_an_engine_is_built_again_only_for_what_changes_it() -> None:
+    def engine(values: Values) -> str:
+        found: str = server(values)["args"][1]
+        return found
+
+    same = [{"build": {"retries": 5, "downloads": "9Gi"}}, {"server": {"queue": 3}}]
+    assert {engine(merged(BUILD, layer)) for layer in same} == {engine(BUILD)}
+    others = [
+        merged(BUILD, {"buildImage": {"tag": "9.9"}}),
+        pool(engine={"build": {"target": "qwen3-8b"}}),
+        pool(engine={"build": {"target": "qwen3-4b", "args": ["--precision", "int4"]}}),
+        pool(engine={"build": {"target": "qwen3-4b"}}, nodeSelector={"gpu": "a100"}),
+        pool(engine={"build": {"target": "qwen3-4b"}}, name="b"),
+    ]
+    assert len({engine(values) for values in [BUILD, *others]}) == len(others) + 1
+
+
+def test_a_new_chart_version_restarts_no_pod_by_itself() -> None:
+    labels = spec({})["template"]["metadata"]["labels"]
+    assert not {"helm.sh/chart", "app.kubernetes.io/version"} & labels.keys()
+
+
+def test_a_volume_of_one_node_keeps_its_pods_on_that_node() -> None:
+    for found in (pod(BUILD), build_pod(BUILD)):
+        (term,) = found["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        for kind in ("Deployment", "Job"):
+            labels = the(BUILD, kind)["spec"]["template"]["metadata"]["labels"]
+            assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+    shared = merged(BUILD, {"build": {"cache": {"accessMode": "ReadWriteMany"}}})
+    assert "affinity" not in pod(shared)
+
+
+def test_as_a_hook_the_job_needs_nothing_of_the_release() -> None:
+    values = example("build-on-gpu")
+    job = the(values, "Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "default"
+    assert objects(values, "PersistentVolumeClaim") == []
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    token = next(item for item in container["env"] if item["name"] == "HF_TOKEN")
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_object_store_fills_a_volume_of_the_pod() -> None:
+    values = example("object-store")
+    (init,) = pod(values)["initContainers"]
+    assert init["args"][:3] == ["sync", "store:engines/qwen3-4b-l40s", server(values)["args"][1]]
+    assert init["envFrom"] == [{"secretRef": {"name": "engines-store"}}]
+    assert pod(values)["volumes"][0]["emptyDir"] == {"sizeLimit": "30Gi"}
+
+
+def test_autoscaled_pools_have_no_fixed_replicas() -> None:
+    assert "replicas" not in spec(example("production"))
+    assert spec(pool(replicas=0))["replicas"] == 0
+    assert objects(pool(), "HorizontalPodAutoscaler") == []
+    hpa = the(example("ingress-hpa"), "HorizontalPodAutoscaler")["spec"]
+    assert (
+        hpa["scaleTargetRef"]["name"]
+        == the(example("ingress-hpa"), "Deployment")["metadata"]["name"]
+    )
+    assert {metric["pods"]["metric"]["name"] for metric in hpa["metrics"]} == {
+        "dflash_queue_depth",
+        "dflash_slots_in_use",
+    }
+
+
+def test_servers_may_reach_nothing_builds_only_downloads() -> None:
+    policies = {
+        item["metadata"]["name"].split("-")[-1]: item["spec"]
+        for item in objects({}, "NetworkPolicy")
+    }
+    assert policies["server"]["egress"] == []
+    assert policies["build"]["ingress"] == []
+    ports = {port["port"] for rule in policies["build"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 443}
+    assert len(objects(example("production"), "NetworkPolicy")) == 1
+
+
+def test_named_ports_exist() -> None:
+    for values in ({}, {"server": {"openai": {"enabled": False}}}):
+        ports = {port["name"] for port in server(values)["ports"]}
+        for service in objects(values, "Service"):
+            assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+        for policy in objects(values, "NetworkPolicy"):
+            named = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+            assert set(named) <= ports
+    assert "openai" not in {
+        port["name"] for port in server({"server": {"openai": {"enabled": False}}})["ports"]
+    }
+
+
+def test_without_the_openai_front_end_nothing_routes_to_it() -> None:
+    off = {"server": {"openai": {"enabled": False}}}
+    for name in ("production", "ingress-hpa"):
+        rendered = str(render(merged(example(name), off)))
+        assert "openai" not in rendered
+        assert "9000" not in rendered
+
+
+def test_notes_name_the_build_and_the_addresses() -> None:
+    notes = texts({})["NOTES.txt"]
+    assert "app.kubernetes.io/component=build,dflash-trt/pool=cpu" in notes
+    assert "svc/demo-dflash-triton 8000 9000" in notes
+    assert "Scaling is off" in notes
+    assert "waits" not in texts(example("production"))["NOTES.txt"]
+
+
+def test_values_of_a_pool_are_not_shared_with_the_next() -> None:
+    values = {
+        "pools": [pool(gpus=gpus, name=name)["pools"][0] for name, gpus in (("a", 1), ("b", 0))]
+    }
+    before = copy.deepcopy(values)
+    limits = [
+        item["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for item in objects(values, "Deployment")
+    ]
+    assert [set(limit) for limit in limits] == [{"memory", "nvidia.com/gpu"}, {"memory"}]
+    assert values == before

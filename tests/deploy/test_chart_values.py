@@ -1,0 +1,117 @@
+"""Values that the chart refuses, each with a message that names the place."""
+
+from __future__ import annotations
+
+import pytest
+from charts import Values, merged, pool, refusal, render
+
+BUILD = {"engine": {"build": {"target": "qwen3-4b"}}}
+SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gpuPools": []}, "additional properties 'gpuPools' not allowed"),
+        ({"server": {"quue": 1}}, "additional properties 'quue' not allowed"),
+        ({"pools": []}, "'/pools': minItems"),
+        (pool(replica=2), "additional properties 'replica' not allowed"),
+        (pool(gpus=2), "'/pools/0/gpus': value must be one of 0, 1"),
+        (pool(gpuResource="gpu"), "'/pools/0/gpuResource'"),
+        (pool(name="a-name-of-16-char"), "'/pools/0/name': maxLength"),
+        (pool(name="A100"), "'/pools/0/name'"),
+        (pool(replicas=-1), "'/pools/0/replicas': minimum"),
+        (pool(engine={}), "'/pools/0/engine': minProperties"),
+        (
+            pool(engine={"pvc": {"claim": "a", "path": ""}, "build": {"target": "b"}}),
+            "'/pools/0/engine': maxProperties",
+        ),
+        (pool(engine={"pvc": {"path": "x"}}), "missing property 'claim'"),
+        (pool(engine={"pvc": {"claim": "a", "path": "../x y"}}), "'/pools/0/engine/pvc/path'"),
+        (
+            pool(engine={"objectStore": {"source": "no remote", "sizeLimit": "1Gi"}}),
+            "'/pools/0/engine/objectStore/source'",
+        ),
+        (pool(resources={"limits": {"memory": "8G"}}), "/resources/limits/memory"),
+        (pool(resources={"limits": {"nvidia.com/gpu": 1}}), "/resources/limits"),
+        ({"image": {"digest": "latest"}}, "'/image/digest'"),
+        ({"drain": {"longestRequestSeconds": 0}}, "'/drain/longestRequestSeconds': minimum"),
+        ({"server": {"queue": "64"}}, "'/server/queue': got string, want integer"),
+        ({"podSecurityContext": {"runAsNonRoot": False}}, "'/podSecurityContext/runAsNonRoot'"),
+        ({"containerSecurityContext": {"privileged": True}}, "/privileged"),
+        ({"extraEnv": [{"name": "HF_TOKEN", "value": "hf_abc"}]}, "'/extraEnv/0/name'"),
+        ({"build": {"hubTokenSecret": {"name": "hub"}}}, "'key' required, if 'name' exists"),
+        ({"build": {"hubTokenSecret": {"token": "hf_abc"}}}, "'token' not allowed"),
+        ({"autoscaling": {"kind": "vpa"}}, "'/autoscaling/kind'"),
+        ({"autoscaling": {"kind": "keda"}}, "'/autoscaling/keda/prometheus'"),
+        ({"ingress": {"enabled": True}}, "'/ingress/host': minLength"),
+        ({"ingress": {"grpc": {"enabled": True}}}, "'/ingress/grpc/host': minLength"),
+        ({"gateway": {"enabled": True}}, "'/gateway/parentRefs': minItems"),
+    ],
+)
+def test_refused_by_the_schema(values: Values, message: str) -> None:
+    assert message in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"pools": pool()["pools"] * 2},
+            "pools: two pools are named a",
+        ),
+        (
+            pool(replicas=2, **BUILD),
+            "pools: a may have 2 replicas, and its engine's volume is ReadWriteOnce",
+        ),
+        (
+            pool(**SCALED, **BUILD),
+            "pools: a may have 3 replicas, and its engine's volume is ReadWriteOnce",
+        ),
+        (
+            pool(
+                engine={"pvc": {"claim": "x", "path": "", "accessMode": "ReadWriteOnce"}},
+                replicas=4,
+            ),
+            "pools: a may have 4 replicas, and its engine's volume is ReadWriteOnce",
+        ),
+        (
+            {
+                "pools": [
+                    pool(name=name, engine={"build": {"target": "t", "claim": "shared"}})["pools"][
+                        0
+                    ]
+                    for name in ("a", "b")
+                ]
+            },
+            "pools: a and b share the claim shared, which is ReadWriteOnce",
+        ),
+        (
+            merged(pool(), {"shm": {"sizeLimit": "8Gi"}}),
+            "pools: a has a memory limit of 8Gi, and /dev/shm alone may take 8Gi of it",
+        ),
+        (
+            merged(pool(), {"autoscaling": {"kind": "hpa"}}),
+            "autoscaling.kind is hpa, and no pool has autoscaling.minReplicas and maxReplicas",
+        ),
+        (
+            pool(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+            "pools: a has autoscaling.minReplicas above maxReplicas",
+        ),
+        (
+            merged(pool(**BUILD), {"build": {"hook": True}}),
+            "build.hook: the Job of pool a runs before the chart can make a claim",
+        ),
+    ],
+)
+def test_refused_by_the_templates(values: Values, message: str) -> None:
+    assert message in refusal(values)
+
+
+def test_what_a_parent_chart_passes_is_taken() -> None:
+    assert render({"global": {"imageRegistry": "x"}}) == render({})
+
+
+def test_a_secret_by_reference_is_taken() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert render({"extraEnv": [token]})
