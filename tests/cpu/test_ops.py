@@ -19,7 +19,7 @@ from dflash_trt.errors import GraphError, NoLowering
 from dflash_trt.graph import DType, Graph, LinearWeight, compounds, primitives, tracing
 from dflash_trt.graph.compounds import DECOMPOSITIONS
 from dflash_trt.lower.onnx_ops import EMITTERS
-from tiny.ops import TYPES, Arrays, FusedMatMul, lower, run_ops
+from tiny.ops import REFERENCE_OPS, TYPES, Arrays, lower, run_ops
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(12)
@@ -255,7 +255,7 @@ def test_lowered_graph_is_valid_and_means_the_same_to_onnx_itself(
     }
     path = lower(tmp_path, case.body, shapes, weights=Arrays(case.weights))
     onnx.checker.check_model(str(path))
-    evaluator = ReferenceEvaluator(str(path), new_ops=[FusedMatMul])
+    evaluator = ReferenceEvaluator(str(path), new_ops=REFERENCE_OPS)
     check(evaluator.run(None, case.inputs), case.wanted)
 
 

@@ -33,6 +33,19 @@ class FusedMatMul(OpRun):  # type: ignore[misc]
         return (a @ b.T,)
 
 
+class GatherElements(OpRun):  # type: ignore[misc]
+    """The reference evaluator's own cannot read from more than 64 elements."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        return (np.take_along_axis(data, indices.astype(np.int64), axis),)
+
+
+# What `ReferenceEvaluator` needs beside ONNX's own operators.
+REFERENCE_OPS = [FusedMatMul, GatherElements]
+
+
 class Arrays:
     """A weight reader over a dict of arrays; `stored` are weights that come in 4-bit blocks."""
 
