@@ -57,7 +57,7 @@ def main() -> None:
 
 def _one_engine(name: str, engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
-    costs = engine.auto_width(1).costs
+    costs = engine.auto_width(1, fresh=True).costs
     measuring_s = time.perf_counter() - start
     block = engine.session.limits.block
     widths = sorted({w for w in args.widths if w < block} | {block})

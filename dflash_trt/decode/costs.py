@@ -100,6 +100,11 @@ class StepCosts:
             raise ConfigError(f"this is no table of step costs: {error!r}") from error
 
 
+def widths_of(block: int) -> tuple[int, ...]:
+    """The verify widths of a table for this block."""
+    return (*(width for width in WIDTHS if width < block), block)
+
+
 def measure_costs(
     session: Session,
     num_slots: int | None = None,
@@ -112,7 +117,7 @@ def measure_costs(
     interpolated, and more slots are reckoned by the token.
     """
     limits = session.limits
-    widths = [width for width in WIDTHS if width < limits.block] + [limits.block]
+    widths = widths_of(limits.block)
     slots = _slot_axis(num_slots or limits.max_slots)
     start, taken = clock(), dict[tuple[int, int], list[float]]()
     for point in _by_importance(widths, slots):

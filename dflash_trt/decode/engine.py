@@ -8,17 +8,19 @@ from pathlib import Path
 
 from dflash_trt.decode.adaptive import AdaptiveWidth
 from dflash_trt.decode.admission import RunConfig
-from dflash_trt.decode.costs import BUDGET_S, measure_costs
+from dflash_trt.decode.costs import BUDGET_S, measure_costs, widths_of
 from dflash_trt.decode.generation import Collected, Generation
 from dflash_trt.decode.loop import EngineLoop
 from dflash_trt.decode.request import Delta, SamplingParams
 from dflash_trt.decode.scheduler import Scheduler
+from dflash_trt.decode.stored_costs import StoredCosts
 from dflash_trt.decode.telemetry import Telemetry
 from dflash_trt.decode.width import FixedWidth, WidthPolicy
 from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import ConfigError, StepError
 from dflash_trt.runtime.ort import OrtSession
 from dflash_trt.runtime.session import Session, SessionLimits
+from dflash_trt.runtime.threads import cpu_allowance
 from dflash_trt.text import Tokenizer
 
 __all__ = ["Engine", "Generation", "run_all"]
@@ -27,8 +29,16 @@ __all__ = ["Engine", "Generation", "run_all"]
 class Engine:
     """A session with its tokenizer and stop ids."""
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        stored_costs: StoredCosts | None = None,
+    ) -> None:
+        """`stored_costs`: where `auto_width` looks for what it would measure, and keeps it."""
         self.session = session
+        self._stored_costs = stored_costs
         self.tokenizer = tokenizer
         self.eos_ids = tuple(dict.fromkeys((*eos_ids, *tokenizer.stop_ids)))
 
@@ -49,7 +59,8 @@ class Engine:
             vocab_size=pair.target.vocab_size,
         )
         session = OrtSession(engine.model, pair, limits, num_threads)
-        return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids)
+        stored = StoredCosts.of(engine, num_threads or cpu_allowance())
+        return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids, stored)
 
     def scheduler(
         self,
@@ -77,8 +88,12 @@ class Engine:
         config: RunConfig | None = None,
         telemetry: Telemetry | None = None,
     ) -> EngineLoop:
-        """A thread that serves requests of any number of threads and event loops, until closed."""
-        return EngineLoop(self.scheduler(width, config=config, telemetry=telemetry))
+        """A thread that serves requests of any number of threads and event loops, until closed.
+
+        Verify `width` defaults to `auto_width`.
+        """
+        chosen = self.auto_width() if width is None else width
+        return EngineLoop(self.scheduler(chosen, config=config, telemetry=telemetry))
 
     def generate(
         self,
@@ -109,14 +124,23 @@ class Engine:
         """
         return run_all(self.scheduler(width), requests, on_delta)
 
-    def auto_width(self, num_slots: int | None = None, budget_s: float = BUDGET_S) -> AdaptiveWidth:
-        """The policy that follows costs and acceptance; measures the session, which must be idle.
+    def auto_width(
+        self, num_slots: int | None = None, budget_s: float = BUDGET_S, *, fresh: bool = False
+    ) -> AdaptiveWidth:
+        """The policy that follows costs and acceptance.
 
-        `num_slots` is how many will be used at once (default: all).
+        `num_slots` is how many will be used at once (default: all). Takes what an earlier call
+        stored, unless `fresh`; else it measures the session, which must be idle.
         """
-        return AdaptiveWidth(
-            measure_costs(self.session, num_slots, budget_s), self.session.limits.block
-        )
+        limits, stored = self.session.limits, self._stored_costs
+        costs = None
+        if stored is not None and not fresh:
+            costs = stored.read(widths_of(limits.block), num_slots or limits.max_slots)
+        if costs is None:
+            costs = measure_costs(self.session, num_slots, budget_s)
+            if stored is not None:
+                stored.write(costs)
+        return AdaptiveWidth(costs, limits.block)
 
     def _policy(self, width: int | WidthPolicy | None) -> WidthPolicy:
         if width is None:
