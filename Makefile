@@ -11,19 +11,20 @@ PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 BIN  := $(VENV)/bin
 # setuptools warns of folders named like packages whenever it makes an editable install.
 PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CODE := dflash_trt engines tests bench
+CODE := dflash_trt engines tests bench plugins
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.
 BASE := $(VENV)/.stamp-base
 DEMO := $(VENV)/.stamp-demo
 TEST := $(VENV)/.stamp-test
 LINT := $(VENV)/.stamp-lint
+CUDA := $(VENV)/.stamp-cuda
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint fmt bench check size clean
+.PHONY: help setup demo test test-fast lint fmt bench check size clean plugins
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
@@ -46,11 +47,15 @@ demo: $(DEMO)  ## build an engine from a real pair, decode with and without the 
 	    > $(OUT)/verify.json || test $$? -eq 1  # 1: tokens differ, which the table reports
 	@$(BIN)/python bench/demo_table.py $(OUT)/plain.json $(OUT)/drafted.json $(OUT)/verify.json
 
-test: $(TEST)  ## all tests, the real pair included
+test: $(TEST) $(CUDA)  ## all tests, the real pair included
 	$(BIN)/python -m pytest
 
 test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real pair
 	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/deploy)
+
+plugins: $(CUDA)  ## compile the KV-injection plugin; TENSORRT_ROOT=path adds its TensorRT library
+	@cd plugins && PATH="$(abspath $(BIN)):$$PATH" cmake --preset cuda \
+	    -DPython3_EXECUTABLE=$(abspath $(BIN))/python && cmake --build --preset cuda
 
 lint: $(LINT)  ## ruff, mypy, import rules, size budget
 	$(BIN)/ruff check $(CODE)
@@ -101,6 +106,12 @@ $(TEST): $(DEMO)
 	@echo "== $(VENV): test dependencies (PyTorch is large; CONTRIBUTING.md says how to get the CPU build)"
 	@$(PIP) --editable '.[test]'
 	@$(PIP) --no-deps dflash==0.1.0
+	@touch $@
+
+# The CUDA compiler, as wheels.
+$(CUDA): $(BASE)
+	@echo "== $(VENV): CUDA compiler, CMake"
+	@$(PIP) --editable '.[cuda]'
 	@touch $@
 
 $(LINT): $(BASE)

@@ -89,7 +89,7 @@ def _run_gpu(machine: Machine) -> Road:
 
 def _plugin(machine: Machine) -> Road:
     fixes = {
-        "nvcc": "install a CUDA toolkit, or pip install 'cuda-toolkit[nvcc,cccl,cudart]'",
+        "nvcc": "install a CUDA toolkit, or pip install 'dflash-trt[cuda]'",
         "cmake": "pip install cmake",
         "c++": "install g++ or clang",
     }

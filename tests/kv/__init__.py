@@ -1,1 +1,1 @@
-"""The KV-injection kernel's C interface and its NumPy reference: for tests/plugins and tests/gpu."""
+"""The KV-injection kernel for tests: its C interface, launches, NumPy reference."""

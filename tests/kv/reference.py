@@ -1,8 +1,8 @@
 """What the KV-injection kernel must compute, to the bit, in NumPy and ml_dtypes.
 
-Written from the interface (`plugins/src/kv_inject.h`) and the order of its float32 operations, which
-is part of the contract: squares of a lane's eight low elements in turn, its eight high ones likewise,
-their sum, then lanes 1, 2, 4, .. apart.
+Written from the interface (`plugins/src/kv_inject.h`) and the order of its float32 operations,
+which is part of the contract: squares of a lane's eight low elements in turn, its eight high ones
+likewise, their sum, then lanes 1, 2, 4, .. apart.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def cases() -> list[Case]:
     return [
         Case(
             type=type_, head_dim=head_dim, quant=quant, ring=i % 2 == 1, heads=1 + i % 3,
-            capacity=11, positions=11, length=(0, 1), committed=(4, 6), values="special",
+            capacity=7, positions=7, context_rows=4, block_rows=2, length=(0, 1), committed=(3, 4),
+            values="special",
         )
         for i, (type_, head_dim, quant) in enumerate(kinds)
     ]  # fmt: skip

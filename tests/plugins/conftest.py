@@ -1,10 +1,8 @@
-"""Builds of `plugins/` by its own presets; a test skips, with the reason, where a tool is missing."""
+"""Builds of `plugins/` by its presets; where a tool is missing a test skips, and says so."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,26 +11,7 @@ from pathlib import Path
 import pytest
 
 from kv import interface as kv
-
-ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "plugins"
-BIN = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-
-
-def find_tool(name: str) -> str:
-    """A program of this environment or of the system."""
-    path = shutil.which(name, path=BIN)
-    if path is None:
-        pytest.skip(f"{name} is not installed: make plugins, or pip install 'dflash-trt[cuda]'")
-    return path
-
-
-def run(command: list[str], cwd: Path = PLUGINS, **env: str) -> str:
-    """Standard output of a command that must succeed."""
-    environment = {**os.environ, "PATH": BIN, **env}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+from kv.tools import PLUGINS, ROOT, find_tool, run_tool
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +29,8 @@ def build() -> Callable[[str], Path]:
             )
             if found.returncode:
                 pytest.skip(found.stderr.strip())
-            run([cmake, "--preset", preset, f"-DPython3_EXECUTABLE={sys.executable}"])
-            run([cmake, "--build", "--preset", preset])
+            run_tool([cmake, "--preset", preset, f"-DPython3_EXECUTABLE={sys.executable}"])
+            run_tool([cmake, "--build", "--preset", preset])
             done[preset] = ROOT / "build" / "plugins" / preset
         return done[preset]
 

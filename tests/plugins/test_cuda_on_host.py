@@ -1,13 +1,15 @@
-"""`plugins/host/cuda_on_host.h` itself: what a warp and a block of threads do, and clear failures."""
+"""`plugins/host/cuda_on_host.h` itself: warps, blocks of threads, clear failures."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PLUGINS, run
+
+from kv.tools import PLUGINS, run_tool
 
 PROGRAM = """
 #include "cuda_on_host.h"
@@ -28,7 +30,7 @@ def execute(
     build: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     build("host")  # skips where there is no compiler
-    includes = run(["python", "find_cuda.py"]).splitlines()[1].split(";")
+    includes = run_tool([sys.executable, "find_cuda.py"]).splitlines()[1].split(";")
 
     def execute(body: str, threads: int, grid: str = "1") -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("program")
@@ -36,7 +38,7 @@ def execute(
         program = program.replace("THREADS", str(threads)).replace("GRID", grid)
         (folder / "main.cpp").write_text(program)
         flags = [f"-I{PLUGINS}/host", *(f"-isystem{path}" for path in includes)]
-        run(["c++", "-std=c++17", "-O0", *flags, "-o", "main", "main.cpp"], cwd=folder)
+        run_tool(["c++", "-std=c++17", "-O0", *flags, "-o", "main", "main.cpp"], cwd=folder)
         return subprocess.run([folder / "main"], capture_output=True, text=True)
 
     return execute

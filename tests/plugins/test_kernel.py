@@ -1,4 +1,4 @@
-"""The kernel's own source on the CPU against the NumPy reference: every byte, guard bands included."""
+"""The kernel's own source on the CPU against NumPy: every byte, guard bands included."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_bits(kernel: ctypes.CDLL, type_: int, quant: int, head_dim: int, values
 
 @pytest.mark.parametrize(("type_", "quant"), KINDS)
 def test_a_ring_wraps(kernel: ctypes.CDLL, type_: int, quant: int) -> None:
-    case = Case(type=type_, quant=quant, ring=True, capacity=11, length=(0, 9, 29), committed=(6, 3, 6))
+    case = Case(
+        type=type_, quant=quant, ring=True, capacity=11, length=(0, 9, 29), committed=(6, 3, 6)
+    )
     assert differing_bytes(kernel, case) == 0
 
 

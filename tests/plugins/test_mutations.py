@@ -9,12 +9,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import PLUGINS
-from conftest import run as run_command
 
 from kv import interface as kv
 from kv import reference
 from kv.case import Case, arena_of, make_arrays, run
+from kv.tools import PLUGINS, run_tool
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,10 @@ MUTATIONS = {
     ),
     "sum over half of the lanes": ("step < D / 16; step *= 2", "step < D / 32; step *= 2"),
     "position without the row": ("int64_t(p.length[slot]) + row", "int64_t(p.length[slot])"),
-    "fp8 neighbours not in order": ("make_uint4(a.x, b.x, a.y, b.y)", "make_uint4(a.x, a.y, b.x, b.y)"),
+    "fp8 neighbours not in order": (
+        "make_uint4(a.x, b.x, a.y, b.y)",
+        "make_uint4(a.x, a.y, b.x, b.y)",
+    ),
     "block scale of one lane": ("__shfl_xor_sync(kAllLanes, result, 1)", "result"),
     "values are normed too": ("is_key = pair % 2 == 0", "is_key = true"),
     "keys without norm": ("if (weight) rms_norm", "if (false) rms_norm"),
@@ -44,7 +46,6 @@ MUTATIONS = {
 
 def wrong_bytes(library: Path) -> int:
     loaded = kv.load(library)
-    total = 0
     cases = [
         Case(quant=quant, head_dim=head_dim, heads=3)
         for quant, head_dim in product((kv.NONE, kv.FP8, kv.NVFP4), (64, 128))
@@ -55,8 +56,9 @@ def wrong_bytes(library: Path) -> int:
         computed, expected = arena_of(make_arrays(case)), arena_of(make_arrays(case))
         assert run(loaded, case, computed.address) == kv.SUCCESS
         reference.inject(case, expected.views)
-        total += int((computed.memory != expected.memory).sum())
-    return total
+        if wrong := int((computed.memory != expected.memory).sum()):
+            return wrong
+    return 0
 
 
 def compile_copy(folder: Path, source: str, tmp_path: Path) -> Path:
@@ -70,7 +72,7 @@ def compile_copy(folder: Path, source: str, tmp_path: Path) -> Path:
     for name in ("kv_inject.cu", "kv_inject.h"):
         (tmp_path / name).write_text((PLUGINS / "src" / name).read_text())
     library = tmp_path / "mutant.so"
-    run_command([*flags, f"-I{tmp_path}", "-shared", "-x", "c++", "-o", str(library),
+    run_tool([*flags, f"-I{tmp_path}", "-shared", "-x", "c++", "-o", str(library),
                  str(tmp_path / "kv_inject.cu")], cwd=folder)  # fmt: skip
     return library
 
