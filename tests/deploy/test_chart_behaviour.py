@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -74,9 +75,12 @@ def test_a_gpu_pool_needs_no_spare_gpu_to_roll() -> None:
 def test_a_pod_outlives_its_longest_request(request_s: int, wait_s: int) -> None:
     values = {"drain": {"longestRequestSeconds": request_s, "preStopSeconds": wait_s}}
     container = server(values)
-    assert f"--drain-seconds={request_s}" in container["args"]
+    assert {f"--request-seconds={request_s}", f"--drain-seconds={request_s}"} <= {
+        *container["args"]
+    }
     assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": wait_s}}
-    assert pod(values)["terminationGracePeriodSeconds"] > request_s + wait_s
+    # The server may take 15 s beyond the drain to unload.
+    assert pod(values)["terminationGracePeriodSeconds"] > request_s + wait_s + 15
 
 
 @pytest.mark.parametrize("seconds", [30, 901, 3600])
@@ -230,9 +234,26 @@ def test_named_ports_exist() -> None:
 def test_without_the_openai_front_end_nothing_routes_to_it() -> None:
     off = {"server": {"openai": {"enabled": False}}}
     for name in ("production", "ingress-hpa"):
-        rendered = str(render(merged(example(name), off)))
-        assert "openai" not in rendered
-        assert "9000" not in rendered
+        values = merged(example(name), off)
+        assert "--openai-port=0" in server(values)["args"]
+        rendered = str(render(values)).replace("--openai-port=0", "")
+        assert not re.search(r"openai|9000|api-key|'/v1'", rendered)
+
+
+def test_api_keys_are_a_file_from_a_secret() -> None:
+    values = example("production")
+    (flag,) = [arg for arg in server(values)["args"] if arg.startswith("--api-key-file=")]
+    (volume,) = [volume for volume in pod(values)["volumes"] if volume["name"] == "api-keys"]
+    (mount,) = [found for found in server(values)["volumeMounts"] if found["name"] == "api-keys"]
+    (item,) = volume["secret"]["items"]
+    assert (volume["secret"]["secretName"], item["key"]) == ("api-keys", "keys")
+    assert flag == f"--api-key-file={mount['mountPath']}/{item['path']}"
+    assert not [arg for arg in server({})["args"] if "api-key" in arg]
+
+
+def test_clients_know_the_model_by_a_name_that_stays() -> None:
+    assert "--model-name=demo-dflash-triton" in server({})["args"]
+    assert "--model-name=qwen3-8b" in server(example("production"))["args"]
 
 
 def test_notes_name_the_build_and_the_addresses() -> None:
