@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.config import AttentionConfig, PairConfig
+from dflash_trt.config import AttentionConfig, BuildChoices, PairConfig
+from dflash_trt.flavor import PRECISION_TABLE
 
 # Named dims. The letters are those of the shape comments.
 SLOTS = "slots"  # B: rows of the step, each one a slot
@@ -19,6 +20,10 @@ DRAFT_ROWS = "draft_rows"  # block rows whose logits are read, at most K - 1
 KV_ROWS = "kv_rows"  # S + block_rows: rows that a step writes into a drafter cache
 ADJUSTED = "adjusted"  # P: token ids whose logits a step adjusts, 0 in most steps
 NEXT_TOKENS = "next_width"  # 1 + draft_rows
+
+DECODE, PREFILL = "decode", "prefill"  # optimization profiles of a TensorRT engine
+
+OTHER_ADJUSTED = 512  # ids that are adjusted though not in the text: biases, banned words, ends
 
 # Inputs.
 TOKENS = "tokens"  # int32 [B, S]: a prompt chunk, or [anchor, d1, ..]
@@ -88,10 +93,46 @@ def cache_rows(max_seq_len: int, block: int) -> int:
     return max_seq_len + 2 * block
 
 
-def cache_bytes_per_slot(pair: PairConfig, max_seq_len: int, block: int) -> int:
-    """Float32 bytes of all caches of one slot, at their longest."""
-    row_bytes = sum(4 * spec.num_heads * spec.head_dim for spec in all_caches(pair))
-    return row_bytes * cache_rows(max_seq_len, block)
+def cache_bytes_per_slot(pair: PairConfig, choices: BuildChoices) -> int:
+    """Bytes of all caches of one slot in the type that the engine computes in, at their longest."""
+    size = PRECISION_TABLE[choices.precision].compute_bytes
+    row_bytes = sum(size * spec.num_heads * spec.head_dim for spec in all_caches(pair))
+    return row_bytes * cache_rows(choices.max_seq_len, choices.block)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one optimization profile of a TensorRT engine serves, by named dim."""
+
+    name: str
+    dims: dict[str, tuple[int, int, int]]  # least, tuned for, most
+
+
+def profiles(choices: BuildChoices, vocab_size: int) -> tuple[Profile, Profile]:
+    """(decode, prefill): a row of at most K tokens of each slot, and a prompt chunk of one slot.
+
+    In this order: TensorRT takes the shapes that an engine reports from its first profile, and
+    prefill's single slot would become a constant there.
+    """
+    chunk, block = choices.prefill_chunk, choices.block
+    most_ids = max_adjusted(choices, vocab_size)
+
+    def profile(name: str, slots: int, tokens: int) -> Profile:
+        verified = min(tokens, block)
+        dims = {
+            SLOTS: (1, slots, slots),
+            STEP_TOKENS: (1, tokens, tokens),
+            VERIFY_ROWS: (1, verified, verified),
+            ADJUSTED: (1, 1, most_ids),
+        }
+        return Profile(name, dims)
+
+    return profile(DECODE, choices.max_slots, block), profile(PREFILL, 1, chunk)
+
+
+def max_adjusted(choices: BuildChoices, vocab_size: int) -> int:
+    """Ids that one slot's history, drafts, biases and bans can touch in a step on a GPU."""
+    return min(vocab_size, choices.max_seq_len + choices.block + OTHER_ADJUSTED)
 
 
 def build_properties(block: int, max_seq_len: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.errors import BuildError, ConfigError, EngineDirError
-from dflash_trt.flavor import ONNXRUNTIME
+from dflash_trt.flavor import ONNXRUNTIME, TENSORRT, TENSORRT_RTX, device_of, version
 
 FORMAT = "dflash-trt"
 FORMAT_VERSION = 1
@@ -30,9 +30,17 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 MODEL = "step.onnx"
 WEIGHTS = "weights.bin"
+ENGINE = "rank0.engine"
+LAYERS = "layers.json"
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
 REBUILD = "build the engine again"
 STALE_SECONDS = 60
+# What a directory must hold besides its config, by backend; the first one is the step graph.
+NEEDED: dict[str, tuple[str, str]] = {
+    ONNXRUNTIME: (MODEL, WEIGHTS),
+    TENSORRT: (ENGINE, LAYERS),
+    TENSORRT_RTX: (ENGINE, LAYERS),
+}
 _CONFIG_DRAFT = f".{CONFIG}"  # the config of a build that has not finished
 
 
@@ -40,19 +48,26 @@ _CONFIG_DRAFT = f".{CONFIG}"  # the config of a build that has not finished
 class EngineConfig:
     """Everything needed to run an engine besides the files that `config.json` stands beside."""
 
-    backend: str  # "onnxruntime"
+    backend: str  # a `flavor.Backend`
     choices: BuildChoices
     pair: PairConfig
+    tensorrt_version: str | None = None  # of the flavour that built it; None for ONNX Runtime
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
-        return {
+        data = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "backend": self.backend,
             "choices": dataclasses.asdict(self.choices),
             "pair": self.pair.to_json(),
         }
+        if self.tensorrt_version is not None:
+            capability = version(device_of(self.choices.device).capability)
+            data["tensorrt"] = {
+                "version": self.tensorrt_version, "compute_capability": capability
+            }  # fmt: skip
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any], where: Path) -> EngineConfig:
@@ -65,19 +80,38 @@ class EngineConfig:
                 f"this program reads version {FORMAT_VERSION}",
                 hint=REBUILD,
             )
-        if data.get("backend") != ONNXRUNTIME:
+        backend = data.get("backend")
+        if not isinstance(backend, str) or backend not in NEEDED:
             raise EngineDirError(
-                f"{where} is for backend {data.get('backend')!r}, this program runs {ONNXRUNTIME}",
+                f"{where} is for backend {backend!r}, this program runs {', '.join(NEEDED)}",
                 hint=REBUILD,
             )
         try:
-            return cls(
-                backend=data["backend"],
+            config = cls(
+                backend=backend,
                 choices=BuildChoices(**data["choices"]),
                 pair=PairConfig.from_json(data["pair"]),
+                tensorrt_version=_tensorrt_version(data),
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise EngineDirError(f"{where} cannot be read: {error}", hint=REBUILD) from error
+        if device_of(config.choices.device).backend != backend:
+            raise EngineDirError(
+                f"{where} says device {config.choices.device} and backend {backend}, "
+                "which do not belong together",
+                hint=REBUILD,
+            )
+        return config
+
+
+def _tensorrt_version(data: dict[str, Any]) -> str | None:
+    """Raises `ConfigError` unless exactly an engine of TensorRT says which one built it."""
+    if data["backend"] == ONNXRUNTIME:
+        return None
+    found = data["tensorrt"]["version"]
+    if not isinstance(found, str):
+        raise ConfigError(f"tensorrt version is {found!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -90,8 +124,27 @@ class EngineDir:
 
     @property
     def model(self) -> Path:
-        """The step graph."""
-        return self.path / MODEL
+        """The step graph: an ONNX model, or TensorRT's serialized engine."""
+        return self.path / NEEDED[self.config.backend][0]
+
+    def check_runs_on(self, tensorrt_version: str, capability: tuple[int, int]) -> None:
+        """Refuse another TensorRT or GPU than the engine was built for, before anything loads.
+
+        Raises `EngineDirError` with both sides. TensorRT itself would take seconds, or crash.
+        """
+        device = device_of(self.config.choices.device)
+        if tensorrt_version != self.config.tensorrt_version:
+            raise EngineDirError(
+                f"{self.path} was built by {self.config.backend} {self.config.tensorrt_version}, "
+                f"this machine has {tensorrt_version}",
+                hint=f"install {self.config.backend} {self.config.tensorrt_version}, or {REBUILD}",
+            )
+        if capability != device.capability:
+            raise EngineDirError(
+                f"{self.path} was built for compute capability {version(device.capability)}, "
+                f"this GPU has {version(capability)}",
+                hint="build with the --device of this GPU",
+            )
 
 
 def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
@@ -112,7 +165,7 @@ def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise EngineDirError(f"{path / MANIFEST} lists no files", hint=REBUILD)
-    for name in (CONFIG, MODEL, WEIGHTS):
+    for name in (CONFIG, *NEEDED[config.backend]):
         if name not in files:
             raise EngineDirError(f"{path / MANIFEST} does not list {name}", hint=REBUILD)
     for name, entry in files.items():

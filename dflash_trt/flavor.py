@@ -31,6 +31,11 @@ class Precision:
     compute: Compute
     needs: tuple[int, int]  # compute capability; (0, 0): the CPU's own
 
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an activation, and of a value in a cache."""
+        return 4 if self.compute == "fp32" else 2
+
 
 # Quantized engines compute in BF16: FP16 ends at 65504, and residual streams pass it.
 PRECISION_TABLE = {

@@ -47,9 +47,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "caches": {
             "count": len(caches),
             "rows": rows,
-            "bytes_per_slot": contract.cache_bytes_per_slot(
-                config.pair, config.choices.max_seq_len, config.choices.block
-            ),
+            "bytes_per_slot": contract.cache_bytes_per_slot(config.pair, config.choices),
         },
         "certificate": _certificate(engine),
         **engine.manifest,

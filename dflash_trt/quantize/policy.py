@@ -1,10 +1,16 @@
-"""Which weights a precision stores in how many bits."""
+"""Which weights a precision stores in which form, and how many bytes that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.flavor import PRECISION_TABLE
+from dflash_trt.quantize.blocks import BLOCK_SIZE
+
+FC, HEAD, EMBEDDING = "drafter.fc.weight", "lm_head.weight", "embed_tokens.weight"
+FP4_BLOCK = 16  # values that share a scale
 
 
 def bits_of(precision: str) -> Callable[[str], int | None]:
@@ -20,7 +26,47 @@ def bits_of(precision: str) -> Callable[[str], int | None]:
     raise ConfigError(f"precision {precision!r} has no weight policy")
 
 
-def _int4(name: str) -> int | None:
-    if name == "drafter.fc.weight":
+def format_of(precision: str) -> Callable[[str], str | None]:
+    """For a weight's canonical name: "fp8" or "nvfp4", or None where it is not quantized.
+
+    nvfp4: the head in FP8, and fc not at all, for the same reasons as in int4.
+    """
+    if precision in ("bf16", "fp16"):
+        return lambda name: None
+    if precision in ("fp8", "nvfp4"):
+        head = {8: "fp8", 4: precision}
+        return lambda name: head.get(_int4(name) or 0)
+    raise ConfigError(f"precision {precision!r} has no weight policy")
+
+
+def stored_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor in an engine; a table that is also a head is there in both forms."""
+    size, compute = math.prod(shape), PRECISION_TABLE[precision].compute_bytes
+    if name == FC or len(shape) == 1:
+        return 4 * size  # float32 on every backend
+    bytes_of = _cpu_bytes if compute == 4 else _gpu_bytes
+    packed = bytes_of(precision, name, shape)
+    if packed is None:
+        return compute * size
+    return math.ceil(packed) + (compute * size if name.endswith(EMBEDDING) else 0)
+
+
+def _cpu_bytes(precision: str, name: str, shape: Sequence[int]) -> float | None:
+    bits = bits_of(precision)(name)
+    if bits is None or shape[1] % BLOCK_SIZE:
         return None
-    return 8 if name.endswith(("lm_head.weight", "embed_tokens.weight")) else 4
+    # Codes, a float32 scale per block, and for Q4_1 a float32 offset.
+    return math.prod(shape) * (bits / 8 + 2 * 4 / BLOCK_SIZE)
+
+
+def _gpu_bytes(precision: str, name: str, shape: Sequence[int]) -> float | None:
+    kind = format_of(precision)(name)
+    if kind is None or shape[1] % FP4_BLOCK:
+        return None
+    return math.prod(shape) * (1 if kind == "fp8" else 1 / 2 + 1 / FP4_BLOCK)
+
+
+def _int4(name: str) -> int | None:
+    if name == FC:
+        return None
+    return 8 if name.endswith((HEAD, EMBEDDING)) else 4
