@@ -183,6 +183,20 @@ def test_as_a_hook_the_job_needs_nothing_of_the_release() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
+def test_gpu_and_priority_of_a_job_are_its_own() -> None:
+    alone = pool(engine={"build": {"target": "qwen3-4b", "gpus": 0}})
+    classes = {"priorityClassName": "low", "build": {"priorityClassName": "high"}}
+    (container,) = build_pod(alone)["containers"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
+    assert server(alone)["resources"]["limits"]["nvidia.com/gpu"] == 1
+    values = merged(BUILD, classes)
+    assert (pod(values)["priorityClassName"], build_pod(values)["priorityClassName"]) == (
+        "low",
+        "high",
+    )
+
+
 def test_the_object_store_fills_a_volume_of_the_pod() -> None:
     values = example("object-store")
     (init,) = pod(values)["initContainers"]

@@ -108,9 +108,6 @@ persistentVolumeClaim:
 {{- with .pool.runtimeClassName }}
 runtimeClassName: {{ . }}
 {{- end }}
-{{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
 {{- with .pool.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -149,17 +146,17 @@ securityContext:
   {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- end -}}
 
-{{/* root, pool, resources: those of a container, with the pool's GPU. */}}
+{{/* pool, gpus, resources: those of a container, with the pool's kind of GPU. */}}
 {{- define "dflash.resources" -}}
 {{- $resources := deepCopy (.resources | default dict) -}}
-{{- if .pool.gpus -}}
+{{- if .gpus -}}
 {{- $gpu := dict (.pool.gpuResource | default "nvidia.com/gpu") 1 -}}
 {{- $_ := set $resources "limits" (merge (dict) $gpu ($resources.limits | default dict)) -}}
 {{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Homes of what libraries write, and nothing fetched at run time. Takes "online": bool. */}}
+{{/* Homes of what libraries write, and nothing fetched at run time. Takes online (bool) and gpus. */}}
 {{- define "dflash.writableEnv" -}}
 - {name: HOME, value: /cache}
 - {name: XDG_CACHE_HOME, value: /cache}
@@ -168,7 +165,7 @@ securityContext:
 {{- if not .online }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-{{- if not .pool.gpus }}
+{{- if not .gpus }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}  # else a node's GPUs show up uninvited
 {{- end }}
 {{- end -}}
