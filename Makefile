@@ -11,7 +11,7 @@ PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 BIN  := $(VENV)/bin
 # setuptools warns of folders named like packages whenever it makes an editable install.
 PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CODE := dflash_trt engines tests bench plugins
+CODE := dflash_trt engines triton_model_repo tests bench plugins
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.
 BASE := $(VENV)/.stamp-base
@@ -19,6 +19,8 @@ DEMO := $(VENV)/.stamp-demo
 TEST := $(VENV)/.stamp-test
 LINT := $(VENV)/.stamp-lint
 CUDA := $(VENV)/.stamp-cuda
+# Triton's wheel needs NumPy 1, so `serve` with Triton has an environment of its own.
+TRITON := $(VENV)/triton/.stamp
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,7 +32,7 @@ help:  ## print this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
 	    | awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: $(DEMO) $(TEST) $(LINT)  ## install everything that the other targets use
+setup: $(DEMO) $(TEST) $(TRITON) $(LINT)  ## install everything that the other targets use
 
 demo: $(DEMO)  ## build an engine from a real pair, decode with and without the drafter, compare
 	@mkdir -p $(OUT)
@@ -47,7 +49,7 @@ demo: $(DEMO)  ## build an engine from a real pair, decode with and without the 
 	    > $(OUT)/verify.json || test $$? -eq 1  # 1: tokens differ, which the table reports
 	@$(BIN)/python bench/demo_table.py $(OUT)/plain.json $(OUT)/drafted.json $(OUT)/verify.json
 
-test: $(TEST) $(CUDA)  ## all tests, the real pair included
+test: $(TEST) $(CUDA) $(TRITON)  ## all tests, the real pair included
 	$(BIN)/python -m pytest
 
 test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real pair
@@ -112,6 +114,13 @@ $(TEST): $(DEMO)
 $(CUDA): $(BASE)
 	@echo "== $(VENV): CUDA compiler, CMake"
 	@$(PIP) --editable '.[cuda]'
+	@touch $@
+
+$(TRITON): pyproject.toml | $(BIN)/python
+	@echo "== $(VENV)/triton: dflash-trt with a tritonserver"
+	@$(PYTHON) -m venv $(VENV)/triton
+	@PYTHONWARNINGS=ignore $(VENV)/triton/bin/python -m pip install --quiet \
+	    --disable-pip-version-check --editable '.[triton]'
 	@touch $@
 
 $(LINT): $(BASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dflash_trt import __version__
-from dflash_trt.cli import build, doctor, generate, inspect, verify
+from dflash_trt.cli import build, doctor, generate, inspect, serve, verify
 
 app = typer.Typer(
     name="dflash-trt",
@@ -17,6 +17,8 @@ app = typer.Typer(
 app.command("build")(build.build)
 app.command("generate")(generate.generate)
 app.command("inspect")(inspect.inspect)
+app.command("serve")(serve.serve)
+app.command("repo")(serve.repo)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 

@@ -72,15 +72,21 @@ class EngineLoop:
         Raises `RequestError`, `CapacityError` (does not fit), `QueueFull` (try later) or
         `EngineStopped`, at once and in the caller's thread.
         """
-        self._check_open()  # before the work of looking at the request
+        self.check_open()  # before the work of looking at the request
         request = self._scheduler.request(prompt, params, deadline_s)
         handle = Handle(request, self.cancel)
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._handles[request.request_id] = handle
             self._arrived.append(request)
             self._lock.notify_all()
         return handle
+
+    def check_open(self) -> None:
+        """Raises what `submit` would raise for any request now: `QueueFull`, `EngineStopped`."""
+        if self._state is not LoopState.RUNNING:
+            raise EngineStopped(f"the engine {self._state.value}{self._death}")
+        self._scheduler.check_room(len(self._handles))
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next step; one that is over or unknown is passed over."""
@@ -121,11 +127,6 @@ class EngineLoop:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _check_open(self) -> None:
-        if self._state is not LoopState.RUNNING:
-            raise EngineStopped(f"the engine {self._state.value}{self._death}")
-        self._scheduler.check_room(len(self._handles))
 
     def _run(self) -> None:
         scheduler = self._scheduler

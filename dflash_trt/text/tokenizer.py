@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,11 @@ class Tokenizer:
         """True when `apply_chat_template` can work."""
         return bool(self._templates)
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token: n tokens are no longer than n times that."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids whose text `decode` leaves out by default."""
@@ -190,6 +195,13 @@ class Tokenizer:
         """Return the id of exactly this token, None if there is none."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id adds to a text, special tokens included; none for an unknown id."""
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            return piece.encode()
+        return piece or b""
 
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)

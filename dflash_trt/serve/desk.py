@@ -1,0 +1,99 @@
+"""Serves requests that come as tensors, from Triton or from the process of another model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dflash_trt.decode.handle import Handle
+from dflash_trt.decode.request import Delta
+from dflash_trt.errors import DFlashError, EngineStopped, QueueFull, StepError
+from dflash_trt.serve.from_tensors import Arrays, TensorRequest, read_request
+from dflash_trt.serve.host import EngineHost
+from dflash_trt.serve.to_tensors import Answer
+
+_LOG = logging.getLogger(__name__)
+CANCEL_PERIOD_S = 0.05  # how often clients are asked whether they went away
+
+Code = Literal["INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why there is no output, with the name of Triton's status code."""
+
+    code: Code
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        """What a client hears of an exception."""
+        if not isinstance(error, DFlashError):
+            _LOG.error("a request ended in a bug of ours", exc_info=error)
+            return cls("INTERNAL", f"{type(error).__name__}: {error}")
+        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        if isinstance(error, QueueFull | EngineStopped):
+            return cls("UNAVAILABLE", text)
+        return cls("INTERNAL" if isinstance(error, StepError) else "INVALID_ARG", text)
+
+
+class Client(Protocol):
+    """Where a request came from. Methods are called in the front's thread, and must be quick."""
+
+    def send(self, arrays: Arrays, refusal: Refusal | None, *, is_last: bool) -> None:
+        """Hand over one response."""
+
+    def is_gone(self) -> bool:
+        """Whether nobody waits for more."""
+
+
+class TensorDesk:
+    """All tensor requests of one engine. Its methods run in the front's event loop."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._running: dict[int, tuple[Client, Handle]] = {}
+
+    async def serve(self, arrays: Arrays, client: Client) -> None:
+        """Answer one request to its end. Raises nothing: the client hears of every failure."""
+        try:
+            self._host.loop.check_open()
+            asked = read_request(arrays)
+            with await self._host.submit_async(asked.generate) as handle:
+                self._running[handle.request_id] = (client, handle)
+                try:
+                    await self._answer(asked, handle, client)
+                finally:
+                    del self._running[handle.request_id]
+        except Exception as error:  # whatever it is
+            client.send({}, Refusal.of(error), is_last=True)
+
+    async def _answer(self, asked: TensorRequest, handle: Handle, client: Client) -> None:
+        answer = Answer(asked, handle.prompt_tokens)
+        unsent: list[Delta] = []
+        async for delta in handle:
+            unsent.append(delta)
+            is_last = delta.finish_reason is not None
+            if is_last or (asked.stream and delta.text):
+                merged, unsent = Delta.merged(unsent), []
+                whole = handle.result() if is_last else None
+                client.send(answer.part(merged, whole), self._refusal(merged), is_last=is_last)
+
+    def _refusal(self, delta: Delta) -> Refusal | None:
+        if delta.finish_reason == "error":
+            return Refusal("INTERNAL", delta.error)
+        if delta.finish_reason != "cancelled":
+            return None
+        if self._host.is_ready:
+            return Refusal("CANCELLED", "the request was cancelled")
+        return Refusal("UNAVAILABLE", "the server shut down before the request was over")
+
+    async def watch(self) -> None:
+        """Cancel the requests whose clients went away, for ever."""
+        while True:
+            await asyncio.sleep(CANCEL_PERIOD_S)
+            for client, handle in list(self._running.values()):
+                if client.is_gone():
+                    handle.cancel()

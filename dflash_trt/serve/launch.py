@@ -1,0 +1,145 @@
+"""`serve` as a function: with tritonserver around the engine, or with OpenAI's API alone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dflash_trt.engine_dir import open_engine
+from dflash_trt.errors import ConfigError
+from dflash_trt.serve.openai_server import bind, read_keys
+from dflash_trt.serve.options import ServeOptions
+from dflash_trt.serve.repository import write_repository
+from dflash_trt.serve.server import EngineServer
+from dflash_trt.serve.supervisor import EXIT_MARGIN_S, Supervisor, remove_stale_regions
+from dflash_trt.serve.tritonserver import (
+    TritonServer,
+    find_tritonserver,
+    write_backends,
+    write_environment,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Triton's ports."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+
+Endpoints = list[tuple[str, str]]  # what is there, and its address
+
+
+def serve_alone(options: ServeOptions, on_ready: Callable[[Endpoints], None]) -> int:
+    """Serve OpenAI's API from this process until SIGTERM or SIGINT; the exit code.
+
+    Raises what `EngineServer` raises.
+    """
+    if not options.openai_port:
+        raise ConfigError("without Triton and without OpenAI's API there is nothing to serve")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    server = EngineServer(options)
+    on_ready(_openai_endpoints(options))
+    while server.host.loop.is_healthy and not stop.wait(0.2):
+        pass
+    was_healthy = server.host.loop.is_healthy
+    server.close()
+    return 0 if was_healthy else 1
+
+
+def serve_with_triton(
+    options: ServeOptions,
+    ports: Ports,
+    on_ready: Callable[[Endpoints], None],
+    *,
+    repository: Path | None = None,
+    verbose: bool = False,
+) -> int:
+    """Serve with a tritonserver until SIGTERM or SIGINT; the exit code.
+
+    Raises `ConfigError` for what can be seen before Triton starts: no tritonserver, a port that is
+    taken; `EngineDirError` for the engine.
+    """
+    open_engine(Path(options.engine), check_hashes=False)
+    read_keys(options.api_key_file)
+    for port in (ports.http, ports.grpc, ports.metrics, options.openai_port):
+        if port:
+            bind(options.address, port).close()
+    server = find_tritonserver()
+    for name in remove_stale_regions():
+        _LOG.info("removed %s, which a killed tritonserver left", name)
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-") as scratch:
+        folder = Path(scratch)
+        # Triton starts the model elsewhere, so paths must not depend on the working directory.
+        local = replace(
+            options,
+            engine=str(Path(options.engine).resolve()),
+            api_key_file=str(Path(options.api_key_file).resolve()) if options.api_key_file else "",
+            socket=str(folder / "engine.socket"),
+        )
+        environment = write_environment(server, folder / "python") if server.stub else None
+        place = repository or folder / "repository"
+        write_repository(place, local, environment, force=repository is None)
+        supervisor = Supervisor(
+            _command(server, local, ports, place, folder, verbose),
+            server.environ(),
+            f"http://{_reachable(local.address)}:{ports.http}/v2/health/ready",
+            Path(local.socket),
+            local.drain_seconds,
+        )
+        return supervisor.run(lambda: on_ready(_endpoints(local, ports)))
+
+
+def _command(
+    server: TritonServer,
+    options: ServeOptions,
+    ports: Ports,
+    repository: Path,
+    folder: Path,
+    verbose: bool,
+) -> list[str]:
+    flags = {
+        "model-repository": repository,
+        "http-port": ports.http,
+        "grpc-port": ports.grpc,
+        "metrics-port": ports.metrics,
+        "http-address": options.address,
+        "grpc-address": options.address,
+        "metrics-address": options.address,
+        "exit-timeout-secs": int(options.drain_seconds) + EXIT_MARGIN_S - 5,
+        "log-info": str(verbose).lower(),
+    }
+    if server.backends is not None and server.stub is not None:
+        flags["backend-directory"] = write_backends(server, folder / "backends")
+    return [str(server.binary), *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def _reachable(address: str) -> str:
+    """An address to ask when listening at `address`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, address)
+
+
+def _endpoints(options: ServeOptions, ports: Ports) -> Endpoints:
+    host = _reachable(options.address)
+    return [
+        ("Triton HTTP", f"http://{host}:{ports.http}/v2/models/ensemble/generate_stream"),
+        ("Triton gRPC", f"{host}:{ports.grpc}"),
+        ("metrics", f"http://{host}:{ports.metrics}/metrics"),
+        *(_openai_endpoints(options) if options.openai_port else []),
+    ]
+
+
+def _openai_endpoints(options: ServeOptions) -> Endpoints:
+    base = f"http://{_reachable(options.address)}:{options.openai_port}"
+    return [("OpenAI", f"{base}/v1"), ("metrics", f"{base}/metrics")]

@@ -1,0 +1,130 @@
+"""What stands before every HTTP request: its id, the key, limits, and one line in the log."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_LOG = logging.getLogger(__name__)
+_ID = re.compile(r"[\w.:-]{1,128}")
+_ERROR_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
+    503: "service_unavailable_error",
+}  # fmt: skip
+
+
+class TooLarge(Exception):
+    """A body that is longer than allowed."""
+
+
+def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """An error in the form of OpenAI's API."""
+    kind = _ERROR_KINDS.get(status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+class Gate:
+    """ASGI middleware; the request's id is in `scope["request_id"]`."""
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], max_connections: int, max_body_bytes: int
+    ) -> None:
+        """`keys` are those allowed under /v1; none: nobody is asked."""
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._max_connections = max_connections
+        self._max_body_bytes = max_body_bytes
+        self._num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, if it may pass."""
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        headers = {name: value for name, value in scope["headers"]}  # noqa: C416
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        scope["request_id"] = request_id = given if _ID.fullmatch(given) else secrets.token_hex(12)
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()), (b"x-request-id", request_id.encode())
+                ]  # fmt: skip
+            await send(message)
+
+        self._num_open += 1
+        try:
+            refusal = self._refusal(scope["path"], headers)
+            if refusal is not None:
+                await _send_json(send_on, *refusal)
+            else:
+                await self._app(scope, self._counted(receive), send_on)
+        except TooLarge:
+            await _send_json(send_on, *self._too_large())
+        finally:
+            self._num_open -= 1
+            is_probe = scope["path"].startswith(("/health", "/metrics"))
+            _LOG.log(
+                logging.DEBUG if is_probe else logging.INFO,
+                "%s %s %s %d %.0f ms%s", request_id, scope["method"], _printable(scope["path"]),
+                status, 1e3 * (time.perf_counter() - started), scope.get("note", ""),
+            )  # fmt: skip
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, dict[str, Any]] | None:
+        if not path.startswith("/v1"):
+            return None
+        if self._num_open > self._max_connections:
+            return 503, error_body(503, f"more than {self._max_connections} requests are open")
+        if self._keys and not self._has_key(headers.get(b"authorization", b"")):
+            return 401, error_body(401, "the API key is missing or wrong", "invalid_api_key")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_body_bytes:
+            return self._too_large()
+        return None
+
+    def _has_key(self, authorization: bytes) -> bool:
+        scheme, _, key = authorization.partition(b" ")
+        # Each is compared, so that the time tells nothing about which is nearly right.
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+    def _too_large(self) -> tuple[int, dict[str, Any]]:
+        return 413, error_body(413, f"the body is longer than {self._max_body_bytes} bytes")
+
+    def _counted(self, receive: Receive) -> Receive:
+        num_bytes = 0
+
+        async def receive_on() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise TooLarge
+            return message
+
+        return receive_on
+
+
+def _printable(path: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in path[:200])
+
+
+async def _send_json(send: Send, status: int, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})

@@ -1,0 +1,78 @@
+"""The process that has the engine: host, front thread, and everyone who talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from dflash_trt.serve.desk import Client, TensorDesk
+from dflash_trt.serve.from_tensors import Arrays
+from dflash_trt.serve.front import Front
+from dflash_trt.serve.host import EngineHost
+from dflash_trt.serve.openai_server import OpenAIServer
+from dflash_trt.serve.options import ServeOptions
+from dflash_trt.serve.sharing import SharingServer
+
+_LOG = logging.getLogger(__name__)
+CLOSE_SECONDS = 5.0  # for the last bytes to clients, after their requests are over
+
+
+class EngineServer:
+    """The engine and its ways in: `take`, a socket for other processes, OpenAI's HTTP."""
+
+    def __init__(self, options: ServeOptions, socket: Path | None = None) -> None:
+        """Load, try out, and open. Raises what `EngineHost` and `OpenAIServer` raise."""
+        self.host = EngineHost(options)
+        self._front = Front()
+        self._desk = TensorDesk(self.host)
+        self._front.start(self._desk.watch())
+        self._openai = OpenAIServer(self.host) if options.openai_port else None
+        self._sharing = SharingServer(self.host, self._desk, self.drain) if socket else None
+        self._draining: asyncio.Task[None] | None = None
+        try:
+            if self._openai is not None:
+                self._front.start(self._openai.start()).result()
+            if self._sharing is not None and socket is not None:
+                self._front.start(self._sharing.start(socket)).result()
+        except BaseException:
+            self.host.close()
+            self._front.close()
+            raise
+
+    def take(self, arrays: Arrays, client: Client) -> None:
+        """Serve a tensor request, from any thread."""
+        self._front.start(self._desk.serve(arrays, client))
+
+    def drain(self) -> None:
+        """Take no new requests from now on; end those that run when the options' time is over."""
+        self._front.call(self._start_drain)
+
+    def _start_drain(self) -> None:
+        if self._draining is None:
+            self._draining = self._front.loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        _LOG.info("draining %d requests", self.host.loop.num_requests)
+        seconds = self.host.options.drain_seconds
+        if not await asyncio.to_thread(self.host.drain, seconds):
+            _LOG.warning("%d requests are cut off", self.host.loop.num_requests)
+            await asyncio.to_thread(self.host.close)
+
+    def close(self) -> None:
+        """Drain, then end everything."""
+
+        async def finish() -> None:
+            self._start_drain()
+            assert self._draining is not None
+            await self._draining
+            if self._openai is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._openai.stop(), CLOSE_SECONDS)
+            if self._sharing is not None:
+                await self._sharing.stop()
+
+        self._front.start(finish()).result()
+        self.host.close()
+        self._front.close()

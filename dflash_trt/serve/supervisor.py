@@ -1,0 +1,167 @@
+"""Runs a tritonserver as a child: until it ends, the engine dies, or a signal says so."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from dflash_trt.serve.sharing import DRAIN, LENGTH, packed
+
+_LOG = logging.getLogger(__name__)
+POLL_S = 0.1
+PROBE_S = 2.0
+EXIT_MARGIN_S = 15  # beyond the drain, for models to unload
+SHM = Path("/dev/shm")
+SHM_PREFIX = "triton_python_backend_shm_region_"
+_PR_SET_PDEATHSIG = 1
+
+
+def remove_stale_regions(folder: Path = SHM) -> list[str]:
+    """Remove shared memory that a killed tritonserver of this user left behind; their names."""
+    found = [
+        file
+        for file in folder.glob(f"{SHM_PREFIX}*")
+        if file.is_file() and file.stat().st_uid == os.getuid()
+    ]
+    if not found:
+        return []
+    in_use = _mapped_names()
+    stale = [file for file in found if file.name not in in_use]
+    for file in stale:
+        file.unlink(missing_ok=True)
+    return [file.name for file in stale]
+
+
+def _mapped_names() -> set[str]:
+    names: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # of another user, or it ended
+            for line in maps.read_text().splitlines():
+                if SHM_PREFIX in line:
+                    names.add(Path(line.split(maxsplit=5)[5].removesuffix(" (deleted)")).name)
+    return names
+
+
+class Supervisor:
+    """One tritonserver, from its start to its end."""
+
+    def __init__(
+        self,
+        command: list[str],
+        environ: dict[str, str],
+        health_url: str,
+        engine_socket: Path,
+        drain_seconds: float,
+    ) -> None:
+        self._command = command
+        self._environ = environ
+        self._health_url = health_url
+        self._engine_socket = engine_socket
+        self._drain_seconds = drain_seconds
+        self._stop_at: float | None = None  # set by the first signal
+        self._line: socket.socket | None = None
+        self._lost = threading.Event()  # the engine's process is gone, or its engine dead
+
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Start, wait, and return the exit code: 0 only after a signal and an orderly end."""
+        with _signals(self._on_signal):
+            process = subprocess.Popen(
+                self._command, env=self._environ, start_new_session=True, preexec_fn=_die_with_us
+            )
+            self._process = process
+            try:
+                code = self._watch(on_ready)
+            finally:
+                _kill_group(process)
+                process.wait()
+        if self._stop_at is None:
+            _LOG.error("tritonserver ended by itself, exit code %d", code)
+            return code or 1
+        return 0 if code == 0 else 1
+
+    def _watch(self, on_ready: Callable[[], None]) -> int:
+        is_ready, next_probe = False, 0.0
+        while (code := self._process.poll()) is None:
+            if self._lost.is_set() and self._stop_at is None:
+                _LOG.error("the engine's process is gone: tritonserver is stopped")
+                return 1
+            if self._stop_at is not None and time.monotonic() > self._stop_at:
+                _LOG.error("tritonserver did not end in time and is killed")
+                return 1
+            if not is_ready and time.monotonic() > next_probe:
+                next_probe = time.monotonic() + POLL_S
+                if _is_ok(self._health_url):
+                    is_ready = True
+                    self._connect()
+                    on_ready()
+            time.sleep(POLL_S)
+        return code
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first: drain and end. The second: end at once."""
+        if self._stop_at is not None:
+            self._stop_at = 0.0
+            return
+        self._stop_at = time.monotonic() + self._drain_seconds + EXIT_MARGIN_S
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.sendall(packed(DRAIN))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def _connect(self) -> None:
+        """Hear of the end of the engine's process: a dead one stays "ready" in Triton's eyes."""
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(str(self._engine_socket))
+        self._line = line
+        threading.Thread(target=self._listen, args=(line,), daemon=True).start()
+
+    def _listen(self, line: socket.socket) -> None:
+        with contextlib.suppress(OSError, EOFError), line.makefile("rb") as stream:
+            head = stream.read(LENGTH.size)
+            if head:
+                (size,) = LENGTH.unpack(head)
+                _LOG.error("%s", pickle.loads(stream.read(size))[1])
+        self._lost.set()
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
+
+
+def _die_with_us() -> None:
+    """In the child: be killed when the supervisor is, so that no port stays taken."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the child's session: a stub may outlive its tritonserver."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_S) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

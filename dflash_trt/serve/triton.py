@@ -1,0 +1,150 @@
+"""The Triton models: one that owns the engine, and others that share it under another name.
+
+model.py of the model repository is a shell around these. Triton's module
+`triton_python_backend_utils` exists only inside its Python process, so it is passed in.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dflash_trt.serve.desk import Refusal
+from dflash_trt.serve.from_tensors import Arrays
+from dflash_trt.serve.metrics import MetricsMirror
+from dflash_trt.serve.options import ServeOptions
+from dflash_trt.serve.server import EngineServer
+from dflash_trt.serve.sharing import ALIAS_OF, SharedEngine, default_socket
+
+METRICS_PERIOD_S = 1.0
+
+
+class TritonModel(Protocol):
+    """What model.py calls."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests in; their responses come later, by their senders."""
+
+    def close(self) -> None:
+        """Let running requests end, and stop."""
+
+
+def load_model(pb_utils: Any, args: Mapping[str, str]) -> TritonModel:
+    """The model that Triton's `args` describe; its engine is loaded and tried out.
+
+    Raises what `EngineServer` raises: Triton shows the message, and does not become ready.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    config = json.loads(args["model_config"])
+    parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
+    owner = parameters.get(ALIAS_OF)
+    if owner is not None:
+        socket = parameters.get("socket") or default_socket(os.getppid(), owner)
+        return AliasModel(pb_utils, Path(socket))
+    options = ServeOptions.from_parameters(parameters)
+    socket = options.socket or default_socket(os.getppid(), args["model_name"])
+    return EngineModel(pb_utils, EngineServer(options, Path(socket)))
+
+
+class SenderClient:
+    """One request of Triton."""
+
+    def __init__(self, pb_utils: Any, sender: Any) -> None:
+        self._pb = pb_utils
+        self._sender = sender
+
+    def send(self, arrays: Arrays, refusal: Refusal | None, *, is_last: bool) -> None:
+        """See `Client`."""
+        pb = self._pb
+        error = None
+        if refusal is not None:
+            error = pb.TritonError(refusal.text, getattr(pb.TritonError, refusal.code))
+        tensors = [pb.Tensor(name, array) for name, array in arrays.items()]
+        response = pb.InferenceResponse(output_tensors=tensors, error=error)
+        flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
+        self._sender.send(response, flags=flags)
+
+    def is_gone(self) -> bool:
+        """See `Client`."""
+        return bool(self._sender.is_cancelled())
+
+
+def _arrays(request: Any) -> Arrays:
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+class EngineModel:
+    """The model that owns the engine."""
+
+    def __init__(self, pb_utils: Any, server: EngineServer) -> None:
+        self._pb = pb_utils
+        self._server = server
+        self._mirror = MetricsMirror(server.host.telemetry.registry, pb_utils.MetricFamily)
+        self._closing = threading.Event()
+        self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
+        self._publisher.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """See `TritonModel`."""
+        return self._server.host.is_ready
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """See `TritonModel`."""
+        for request in requests:
+            client = SenderClient(self._pb, request.get_response_sender())
+            try:
+                arrays = _arrays(request)
+            except Exception as error:  # one bad request is no reason to fail the others
+                client.send({}, Refusal("INVALID_ARG", f"inputs: {error}"), is_last=True)
+            else:
+                self._server.take(arrays, client)
+
+    def close(self) -> None:
+        """See `TritonModel`."""
+        self._server.close()
+        self._closing.set()
+        self._publisher.join()
+
+    def _publish(self) -> None:
+        """The only thread that touches Triton's metrics."""
+        while not self._closing.wait(METRICS_PERIOD_S):
+            self._mirror.publish()
+
+
+class AliasModel:
+    """Another name for a model: passes requests on to the process that has the engine."""
+
+    def __init__(self, pb_utils: Any, socket: Path) -> None:
+        self._pb = pb_utils
+        self._engine = SharedEngine(socket)
+
+    @property
+    def is_ready(self) -> bool:
+        """See `TritonModel`."""
+        return self._engine.is_ready
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """See `TritonModel`."""
+        for request in requests:
+            client = SenderClient(self._pb, request.get_response_sender())
+            try:
+                self._engine.take(_arrays(request), client)
+            except OSError as error:
+                text = f"the engine's process does not answer: {error}"
+                client.send({}, Refusal("UNAVAILABLE", text), is_last=True)
+
+    def close(self) -> None:
+        """See `TritonModel`."""
+        self._engine.close()
