@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LOG = logging.getLogger(__name__)
@@ -20,10 +21,6 @@ _ERROR_KINDS = {
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
     503: "service_unavailable_error",
 }  # fmt: skip
-
-
-class TooLarge(Exception):
-    """A body that is longer than allowed."""
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -71,8 +68,6 @@ class Gate:
                 await _send_json(send_on, *refusal)
             else:
                 await self._app(scope, self._counted(receive), send_on)
-        except TooLarge:
-            await _send_json(send_on, *self._too_large())
         finally:
             self._num_open -= 1
             is_probe = scope["path"].startswith(("/health", "/metrics"))
@@ -91,7 +86,7 @@ class Gate:
             return 401, error_body(401, "the API key is missing or wrong", "invalid_api_key")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
-            return self._too_large()
+            return 413, error_body(413, self._too_large())
         return None
 
     def _has_key(self, authorization: bytes) -> bool:
@@ -100,8 +95,8 @@ class Gate:
         matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return scheme.lower() == b"bearer" and any(matches)
 
-    def _too_large(self) -> tuple[int, dict[str, Any]]:
-        return 413, error_body(413, f"the body is longer than {self._max_body_bytes} bytes")
+    def _too_large(self) -> str:
+        return f"the body is longer than {self._max_body_bytes} bytes"
 
     def _counted(self, receive: Receive) -> Receive:
         num_bytes = 0
@@ -111,7 +106,7 @@ class Gate:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
-                raise TooLarge
+                raise HTTPException(413, self._too_large())
             return message
 
         return receive_on
