@@ -12,6 +12,7 @@ BIN  := $(VENV)/bin
 # setuptools warns of folders named like packages whenever it makes an editable install.
 PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := dflash_trt engines triton_model_repo tests bench plugins
+CXX_CODE := $(wildcard plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh)
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.
 BASE := $(VENV)/.stamp-base
@@ -55,13 +56,15 @@ test: $(TEST) $(CUDA) $(TRITON)  ## all tests, the real pair included
 test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real pair
 	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/deploy)
 
+plugins: export TENSORRT_ROOT := $(TENSORRT_ROOT)
 plugins: $(CUDA)  ## compile the KV-injection plugin; TENSORRT_ROOT=path adds its TensorRT library
 	@cd plugins && PATH="$(abspath $(BIN)):$$PATH" cmake --preset cuda \
 	    -DPython3_EXECUTABLE=$(abspath $(BIN))/python && cmake --build --preset cuda
 
-lint: $(LINT)  ## ruff, mypy, import rules, size budget
+lint: $(LINT)  ## ruff, clang-format, mypy, import rules, size budget
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@$(MAKE) --no-print-directory size
@@ -69,6 +72,7 @@ lint: $(LINT)  ## ruff, mypy, import rules, size budget
 fmt: $(LINT)  ## format, and apply the linter's safe fixes
 	$(BIN)/ruff check --fix-only $(CODE)
 	$(BIN)/ruff format $(CODE)
+	$(BIN)/clang-format -i $(CXX_CODE)
 
 bench: $(TEST)  ## decode on the CPU against transformers, a step against its products (minutes)
 	@for p in fp32 int4; do $(BIN)/dflash-trt build --target smollm2-135m --precision $$p \

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+HEADER = "include/cuda_runtime.h"
 MISSING = (
     "no CUDA compiler: pip install 'dflash-trt[cuda]', or put nvcc on PATH, or set CUDACXX. "
     "Without it the plugin is left out and TensorRT engines use native layers"
@@ -32,9 +33,13 @@ def candidates() -> Iterator[str | None]:
 
 
 def find_nvcc() -> Path | None:
-    """The first candidate that exists, links followed."""
+    """The first candidate with its headers beside it, links followed: a wrapper has none."""
     found = (Path(path).resolve() for path in candidates() if path and Path(path).is_file())
-    return next(found, None)
+    return next((nvcc for nvcc in found if (_root(nvcc) / HEADER).is_file()), None)
+
+
+def _root(nvcc: Path) -> Path:
+    return nvcc.parent.parent
 
 
 def main() -> int:
@@ -43,7 +48,7 @@ def main() -> int:
     if nvcc is None:
         sys.stderr.write(MISSING + "\n")
         return 1
-    root = nvcc.parent.parent
+    root = _root(nvcc)
     # Wheels keep CCCL beside the other headers and libraries in lib; toolkits use lib64.
     includes = [str(p) for p in (root / "include", root / "include/cccl") if p.is_dir()]
     libraries = next((p for p in (root / "lib64", root / "lib") if p.is_dir()), root)

@@ -1,4 +1,4 @@
-"""Print what each compiled kernel uses, as CSV: registers, stack, memory and conversion instructions.
+"""Print what each compiled kernel uses, as CSV: registers, stack, instructions by kind.
 
     python plugins/resources.py build/plugins/cuda/libkv_inject.so > plugins/resources.csv
 
@@ -57,7 +57,7 @@ def identity(function: str) -> tuple[str, str, str]:
     match = NAME.search(function)
     if match is None:
         raise ValueError(f"unknown kernel {function}")
-    bfloat16, half, head_dim, quant = match.groups()
+    bfloat16, _, head_dim, quant = match.groups()
     return ("bf16" if bfloat16 else "fp16"), head_dim, QUANTS[int(quant)]
 
 
@@ -112,7 +112,7 @@ def compiler() -> str:
 
 def main() -> None:
     """Print the table."""
-    print(f"# nvcc {compiler()}; written by plugins/resources.py")
+    sys.stdout.write(f"# nvcc {compiler()}; written by plugins/resources.py\n")
     writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(resources(Path(sys.argv[1])))

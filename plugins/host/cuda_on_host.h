@@ -1,13 +1,14 @@
 // CUDA C++ on a CPU, for tests: runs a kernel's source thread by thread, with warp shuffles and
 // barriers, under a plain C++ compiler and its sanitizers.
 //
-// Each CUDA thread of a thread block is a fiber (started by ucontext, switched by setjmp, which costs
-// no system call). Thread blocks run one after another. A collective that some thread never reaches,
-// or that reads a lane outside its mask, ends the process with a message instead of hanging.
+// Each CUDA thread of a thread block is a fiber (started by ucontext, switched by setjmp, which
+// costs no system call). Thread blocks run one after another. A collective that some thread never
+// reaches, or that reads a lane outside its mask, ends the process with a message instead of
+// hanging.
 //
 // It shows wrong arithmetic, wrong addresses, wrong shuffles and missing barriers between
-// collectives. It cannot show races (only one fiber runs at a time), approximate hardware functions or speed.
-// Compile with -ffp-contract=off: the *_rn functions promise separate roundings.
+// collectives. It cannot show races (only one fiber runs at a time), approximate hardware functions
+// or speed. Compile with -ffp-contract=off: the *_rn functions promise separate roundings.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -69,7 +70,8 @@ struct Fiber {
 
 class Block {
   public:
-    template <typename Body> void run(Body& body) {
+    template <typename Body>
+    void run(Body& body) {
         const unsigned count = block_size.x * block_size.y * block_size.z;
         body_ = [](void* b) { (*static_cast<Body*>(b))(); };
         argument_ = &body;
@@ -201,7 +203,8 @@ class Block {
     bool progress_ = false;
 };
 
-template <typename Body> void launch(dim3 grid, dim3 block, Body body) {
+template <typename Body>
+void launch(dim3 grid, dim3 block, Body body) {
     grid_size = grid;
     block_size = block;
     for (unsigned z = 0; z < grid.z; ++z)
@@ -212,7 +215,8 @@ template <typename Body> void launch(dim3 grid, dim3 block, Body body) {
             }
 }
 
-template <typename T> T shuffle(const char* op, unsigned mask, T value, unsigned from) {
+template <typename T>
+T shuffle(const char* op, unsigned mask, T value, unsigned from) {
     static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof value);
@@ -228,12 +232,14 @@ template <typename T> T shuffle(const char* op, unsigned mask, T value, unsigned
 #define blockDim cuda_on_host::block_size
 #define gridDim cuda_on_host::grid_size
 
-template <typename T> T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes) {
     const unsigned from = (cuda_on_host::Block::instance().lane() ^ unsigned(lanes)) % 32;
     return cuda_on_host::shuffle("__shfl_xor_sync", mask, value, from);
 }
 
-template <typename T> T __shfl_sync(unsigned mask, T value, int lane) {
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane) {
     return cuda_on_host::shuffle("__shfl_sync", mask, value, unsigned(lane) % 32);
 }
 
@@ -242,13 +248,31 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
     block.meet("__syncwarp", mask, 0, block.lane());
 }
 
-inline void __syncthreads() { cuda_on_host::Block::instance().barrier(); }
+inline void __syncthreads() {
+    cuda_on_host::Block::instance().barrier();
+}
 
-template <typename T> T __ldg(const T* from) { return *from; }
-template <typename T> T __ldcs(const T* from) { return *from; }
+template <typename T>
+T __ldg(const T* from) {
+    return *from;
+}
+template <typename T>
+T __ldcs(const T* from) {
+    return *from;
+}
 
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __fmul_rn(float a, float b) {
+    return a * b;
+}
+inline float __fadd_rn(float a, float b) {
+    return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+    return a - b;
+}
+inline float __fdiv_rn(float a, float b) {
+    return a / b;
+}
+inline float __fsqrt_rn(float a) {
+    return std::sqrt(a);
+}

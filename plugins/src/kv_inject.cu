@@ -1,17 +1,22 @@
-// Launcher of the KV-injection kernel: the contract's checks, the choice of the instance, one launch.
-// The same file is compiled by nvcc for GPUs and by a C++ compiler with cuda_on_host.h for the CPU.
+// Launcher of the KV-injection kernel: the contract's checks, the choice of the instance, one
+// launch. The same file is compiled by nvcc for GPUs and by a C++ compiler with cuda_on_host.h for
+// the CPU.
 #include "kv_inject.cuh"
 
 namespace dflash {
 namespace {
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+bool aligned(const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
 
 const char* check_shapes(const DflashKvInject& p) {
     if (p.slots < 0 || p.slots > 65535) return "slots must be 0 to 65535";
-    if (p.context_rows < 0 || p.block_rows < 0) return "context_rows and block_rows must not be negative";
+    if (p.context_rows < 0 || p.block_rows < 0)
+        return "context_rows and block_rows must not be negative";
     if (p.context_rows > (1 << 24) || p.block_rows > (1 << 24)) return "too many rows";
-    if (p.num_layers < 1 || p.num_layers > DFLASH_KV_MAX_LAYERS) return "num_layers must be 1 to 16";
+    if (p.num_layers < 1 || p.num_layers > DFLASH_KV_MAX_LAYERS)
+        return "num_layers must be 1 to 16";
     if (p.num_kv_heads < 1 || p.num_kv_heads > 1024) return "num_kv_heads must be 1 to 1024";
     if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
         return "head_dim must be 64, 128 or 256";
@@ -60,7 +65,8 @@ cudaError_t run(const DflashKvInject& p, cudaStream_t stream) {
 #endif
 }
 
-template <typename T, int D> cudaError_t for_quant(const DflashKvInject& p, cudaStream_t stream) {
+template <typename T, int D>
+cudaError_t for_quant(const DflashKvInject& p, cudaStream_t stream) {
     switch (p.quant) {
         case DFLASH_KV_NONE: return run<T, D, DFLASH_KV_NONE>(p, stream);
         case DFLASH_KV_FP8: return run<T, D, DFLASH_KV_FP8>(p, stream);
@@ -68,7 +74,8 @@ template <typename T, int D> cudaError_t for_quant(const DflashKvInject& p, cuda
     }
 }
 
-template <typename T> cudaError_t for_head_dim(const DflashKvInject& p, cudaStream_t stream) {
+template <typename T>
+cudaError_t for_head_dim(const DflashKvInject& p, cudaStream_t stream) {
     switch (p.head_dim) {
         case 64: return for_quant<T, 64>(p, stream);
         case 128: return for_quant<T, 128>(p, stream);
@@ -104,7 +111,6 @@ cudaError_t dflash_kv_inject(const DflashKvInject* launch, cudaStream_t stream) 
     if (launch->slots == 0 || launch->context_rows + launch->block_rows == 0) return cudaSuccess;
     if (launch->quant == DFLASH_KV_NVFP4)
         if (const cudaError_t status = dflash::check_nvfp4(); status != cudaSuccess) return status;
-    return launch->type == DFLASH_KV_BF16
-               ? dflash::for_head_dim<__nv_bfloat16>(*launch, stream)
-               : dflash::for_head_dim<__half>(*launch, stream);
+    return launch->type == DFLASH_KV_BF16 ? dflash::for_head_dim<__nv_bfloat16>(*launch, stream)
+                                          : dflash::for_head_dim<__half>(*launch, stream);
 }

@@ -1,13 +1,14 @@
 // The fused KV-injection kernel: k_norm, rotary embedding, quantization and the compacted scatter
 // into all caches, in one pass over the projected keys and values.
 //
-// A *line* is one head of one key or value of one token: D elements. D / 16 lanes share a line; lane
-// j owns elements 8j .. 8j+7 and the same of the upper half, so both partners of every rotation are
-// in one thread and all bulk accesses are 16 bytes. A thread block holds lines of one token only:
-// what depends on the token (position, rejected or not) is the same for all its threads.
+// A *line* is one head of one key or value of one token: D elements. D / 16 lanes share a line;
+// lane j owns elements 8j .. 8j+7 and the same of the upper half, so both partners of every
+// rotation are in one thread and all bulk accesses are 16 bytes. A thread block holds lines of one
+// token only: what depends on the token (position, rejected or not) is the same for all its
+// threads.
 //
-// Contract: float operations are correctly rounded and never contracted (__fmul_rn and the like), so
-// a CPU, NumPy and every GPU compute the same bits. Keep it: tests compare with memcmp.
+// Contract: float operations are correctly rounded and never contracted (__fmul_rn and the like),
+// so a CPU, NumPy and every GPU compute the same bits. Keep it: tests compare with memcmp.
 #pragma once
 
 #ifdef __CUDACC__
@@ -19,11 +20,11 @@
     (void)(stream), cuda_on_host::launch(grid, block, [=] { kernel(__VA_ARGS__); })
 #endif
 
-#include <cfloat>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp4.h>
 #include <cuda_fp8.h>
+#include <cfloat>
 
 #include "kv_inject.h"
 
@@ -38,21 +39,29 @@ struct Piece {
     float high[8];
 };
 
-__device__ inline float2 to_floats(__nv_bfloat162 x) { return __bfloat1622float2(x); }
-__device__ inline float2 to_floats(__half2 x) { return __half22float2(x); }
+__device__ inline float2 to_floats(__nv_bfloat162 x) {
+    return __bfloat1622float2(x);
+}
+__device__ inline float2 to_floats(__half2 x) {
+    return __half22float2(x);
+}
 
-template <typename T> struct Pair;
-template <> struct Pair<__nv_bfloat16> {
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__nv_bfloat16> {
     using type = __nv_bfloat162;
     static __device__ type round(float x, float y) { return __floats2bfloat162_rn(x, y); }
 };
-template <> struct Pair<__half> {
+template <>
+struct Pair<__half> {
     using type = __half2;
     static __device__ type round(float x, float y) { return __floats2half2_rn(x, y); }
 };
 
 // Eight 16-bit elements and their float values.
-template <typename T> __device__ inline void unpack(const uint4& raw, float (&x)[8]) {
+template <typename T>
+__device__ inline void unpack(const uint4& raw, float (&x)[8]) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -64,7 +73,8 @@ template <typename T> __device__ inline void unpack(const uint4& raw, float (&x)
     }
 }
 
-template <typename T> __device__ inline uint4 pack(const float (&x)[8]) {
+template <typename T>
+__device__ inline uint4 pack(const float (&x)[8]) {
     unsigned words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -97,8 +107,8 @@ __device__ inline void scale8(float (&x)[8], float by, const float* weight) {
 
 // x / rms(x) * weight over the line. `lanes` is the mask of the lanes that share it.
 template <int D>
-__device__ inline void rms_norm(
-    Piece& piece, const float* weight, float eps, int lane, unsigned lanes) {
+__device__ inline void rms_norm(Piece& piece, const float* weight, float eps, int lane,
+                                unsigned lanes) {
     float sum = __fadd_rn(sum_of_squares(piece.low), sum_of_squares(piece.high));
 #pragma unroll
     for (int step = 1; step < D / 16; step *= 2)
@@ -125,8 +135,7 @@ __device__ inline unsigned fp8x4(const float* x, float by) {
     unsigned word = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float2 pair =
-            make_float2(__fmul_rn(x[2 * i], by), __fmul_rn(x[2 * i + 1], by));
+        const float2 pair = make_float2(__fmul_rn(x[2 * i], by), __fmul_rn(x[2 * i + 1], by));
         word |= unsigned(__nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3)) << 16 * i;
     }
     return word;
@@ -136,8 +145,7 @@ __device__ inline unsigned fp4x8(const float (&x)[8], float by) {
     unsigned word = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float2 pair =
-            make_float2(__fmul_rn(x[2 * i], by), __fmul_rn(x[2 * i + 1], by));
+        const float2 pair = make_float2(__fmul_rn(x[2 * i], by), __fmul_rn(x[2 * i + 1], by));
         word |= unsigned(__nv_cvt_float2_to_fp4x2(pair, __NV_E2M1, cudaRoundNearest)) << 8 * i;
     }
     return word;
@@ -152,8 +160,8 @@ __device__ inline uint2 exchange(unsigned low, unsigned high, bool odd) {
 
 // e4m3 elements of the line; `line` points at its first byte.
 template <int D>
-__device__ inline void store_fp8(
-    const Piece& piece, float scale, uint8_t* line, int lane, bool live) {
+__device__ inline void store_fp8(const Piece& piece, float scale, uint8_t* line, int lane,
+                                 bool live) {
     const float by = __fdiv_rn(1.0f, scale);
     const bool odd = lane & 1;
     const uint2 a = exchange(fp8x4(piece.low, by), fp8x4(piece.high, by), odd);
@@ -175,8 +183,8 @@ __device__ inline float e4m3_to_float(__nv_fp8_storage_t x) {
 
 // The e4m3 scale of 16 elements with the largest magnitude `amax`, and the factor that takes them
 // into e2m1's range. A block whose scale vanishes becomes zeros.
-__device__ inline float block_factor(
-    float amax, float scale, float inverse_scale, __nv_fp8_storage_t& block_scale) {
+__device__ inline float block_factor(float amax, float scale, float inverse_scale,
+                                     __nv_fp8_storage_t& block_scale) {
     const float wanted = __fmul_rn(__fmul_rn(amax, 1.0f / 6.0f), inverse_scale);
     block_scale = __nv_cvt_float_to_fp8(wanted, __NV_SATFINITE, __NV_E4M3);
     const float unit = __fmul_rn(e4m3_to_float(block_scale), scale);
@@ -207,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) kv_inject(const __grid_constant__ Df
 #endif
     constexpr int kLanes = D / 16;
 
-    // The token: the same for the whole block, so these returns are uniform.
+    // The token: the same for the whole thread block, so these returns are uniform.
     const int slot = blockIdx.z, row = blockIdx.x;
     const int committed = p.committed[slot];
     if (committed < 0 || committed > p.context_rows) return;

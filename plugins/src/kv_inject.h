@@ -60,7 +60,8 @@ DFLASH_EXPORT const char* dflash_kv_inject_check(const struct DflashKvInject* la
 
 // Enqueues one kernel. cudaErrorInvalidValue: see dflash_kv_inject_check.
 // cudaErrorNotSupported: NVFP4 on a GPU older than SM100, which cannot convert to it.
-DFLASH_EXPORT cudaError_t dflash_kv_inject(const struct DflashKvInject* launch, cudaStream_t stream);
+DFLASH_EXPORT cudaError_t dflash_kv_inject(const struct DflashKvInject* launch,
+                                           cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -113,6 +113,7 @@ def test_a_named_compiler_comes_first(tmp_path: Path) -> None:
     for folder in ("bin", "include", "lib64"):
         (root / folder).mkdir(parents=True)
     (root / "bin" / "nvcc").touch()
+    (root / "include" / "cuda_runtime.h").touch()
     told = run_tool([sys.executable, "find_cuda.py"], CUDACXX=str(root / "bin" / "nvcc"))
     assert told.splitlines() == [str(root / part) for part in ("bin/nvcc", "include", "lib64")]
 
