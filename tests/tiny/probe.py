@@ -38,7 +38,7 @@ class Probe:
         self.pair = read.config
         self.block = block or pair.block
         graph = trace_step(read.config, self.block, capacity)
-        for name, tensor in _taps(graph, len(read.config.drafter.target_layer_ids)).items():
+        for name, tensor in taps(graph, len(read.config.drafter.target_layer_ids)).items():
             graph.add_output(name, tensor)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "weights.bin").open("wb") as data:
@@ -59,6 +59,16 @@ class Probe:
         count: Sequence[int] | None = None, drafts: int | None = None, **sampling: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """One step of all slots; every output by name. Rows are padded to the longest."""
+        feeds = self.feeds(tokens, length, known, count, drafts, **sampling) | self.caches
+        made = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
+        self.caches = {name: made.pop(c.UPDATED + name) for name in self.caches}
+        return made
+
+    def feeds(
+        self, tokens: Sequence[Sequence[int]], length: Sequence[int], known: Sequence[int],
+        count: Sequence[int] | None = None, drafts: int | None = None, **sampling: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The inputs of a step but for the caches."""
         width = max(len(row) for row in tokens)
         padded = np.zeros((len(tokens), width), np.int32)
         for index, row in enumerate(tokens):
@@ -66,7 +76,7 @@ class Probe:
         counts = [len(row) for row in tokens] if count is None else count
         num_drafts = self.block - 1 if drafts is None else drafts
         offsets = np.arange(self.block, dtype=np.int32)
-        feeds = {
+        return {
             c.TOKENS: padded,
             c.LENGTH: np.array(length, np.int32),
             c.COUNT: np.array(counts, np.int32),
@@ -80,11 +90,7 @@ class Probe:
                 name: np.array(sampling.get(name, [0] * len(tokens)), dtype)
                 for name, dtype in GREEDY.items()
             },
-            **self.caches,
         }
-        made = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
-        self.caches = {name: made.pop(c.UPDATED + name) for name in self.caches}
-        return made
 
     def read_text(self, tokens: Sequence[int], chunks: Sequence[int]) -> list[dict[str, Any]]:
         """Read one text in pieces of these sizes; the outputs of every step."""
@@ -110,7 +116,8 @@ def no_adjustment(slots: int, rows: int) -> dict[str, Any]:
     }
 
 
-def _taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
+def taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
+    """Inner tensors of a step graph by what they are."""
     head = _product(graph, "target.lm_head.weight")
     fuse = _product(graph, "drafter.fc.weight")
     final = _normed(graph, "drafter.norm.weight")

@@ -17,7 +17,7 @@ import numpy as np
 
 from tiny import trt_layers, trt_shapes, trt_transformer
 from tiny.trt_layers import Inputs
-from tiny.trt_types import Array, constant, narrow, numpy_type, require
+from tiny.trt_types import Array, EvaluationError, constant, narrow, numpy_type, require
 
 Evaluate = Callable[[Any, Inputs], list[Array]]
 
@@ -48,15 +48,29 @@ LAYERS: dict[str, tuple[str, Evaluate]] = {
     "SLICE": ("ISliceLayer", trt_shapes.slice_),
     "SOFTMAX": ("ISoftMaxLayer", trt_layers.softmax),
     "SQUEEZE": ("ISqueezeLayer", trt_shapes.squeeze),
-    "TOPK": ("ITopKLayer", trt_layers.topk),
+    "TOPK": ("ITopKLayer", partial(trt_layers.topk, ties="higher")),
     "UNARY": ("IUnaryLayer", trt_layers.unary),
     "UNSQUEEZE": ("IUnsqueezeLayer", trt_shapes.unsqueeze),
 }
 
 
+class _Once:
+    """A layer whose attributes are asked for once: every question to the binding is slow."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._layer, name)
+        if type(value).__module__ != "builtins" and hasattr(value, "name"):
+            value = _Once(value)
+        self.__dict__[name] = value
+        return value
+
+
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One layer, with the places of its inputs and outputs."""
+    """One layer, with its inputs and outputs, and what TensorRT says of the outputs."""
 
     kind: str
     name: str
@@ -64,6 +78,22 @@ class _Step:
     evaluate: Evaluate
     inputs: list[Any]
     outputs: list[Any]
+    types: list[np.dtype[Any]]
+    shapes: list[tuple[int, ...]]
+
+
+def kind_of(layer: Any, trt: Any) -> str:
+    """A layer's type by name. Some classes have a `type` of their own, which hides the layer's."""
+    return str(trt.ILayer.type.__get__(layer).name)
+
+
+def layers_of(network: Any, trt: Any) -> list[Any]:
+    """The layers of a network, each of its own class if it is one that can be evaluated."""
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    for layer in layers:
+        if (kind := kind_of(layer, trt)) in LAYERS:
+            layer.__class__ = getattr(trt, LAYERS[kind][0])
+    return layers
 
 
 class NetworkEvaluator:
@@ -71,8 +101,10 @@ class NetworkEvaluator:
 
     def __init__(self, network: Any, trt: Any, *, ties: str = "higher") -> None:
         """Take a network of `trt` (the flavour's module); `ties`: see `trt_layers.topk`."""
+        self.definition = network
         self._trt = trt
-        self._evaluators = {**LAYERS, "TOPK": ("ITopKLayer", partial(trt_layers.topk, ties=ties))}
+        self._evaluators = {kind: evaluate for kind, (_, evaluate) in LAYERS.items()}
+        self._evaluators["TOPK"] = partial(trt_layers.topk, ties=ties)
         self.inputs = {
             tensor.name: tensor
             for tensor in (network.get_input(i) for i in range(network.num_inputs))
@@ -81,16 +113,17 @@ class NetworkEvaluator:
             tensor.name: tensor
             for tensor in (network.get_output(i) for i in range(network.num_outputs))
         }
-        layers = [network.get_layer(i) for i in range(network.num_layers)]
+        layers = layers_of(network, trt)
         self._steps = _in_order([self._step(layer) for layer in layers], self.inputs.values())
         _check_caches(self._steps)
         self._constants: dict[Any, Array] = {}
         self._live = []
-        for step in self._steps:
-            if all(tensor is None or tensor in self._constants for tensor in step.inputs):
-                self._run(step, self._constants)
-            else:
-                self._live.append(step)
+        with np.errstate(all="ignore"):
+            for step in self._steps:
+                if all(tensor is None or tensor in self._constants for tensor in step.inputs):
+                    self._run(step, self._constants)
+                else:
+                    self._live.append(step)
 
     def run(self, feeds: Mapping[str, Array], taps: Collection[str] = ()) -> dict[str, Array]:
         """Every output by name, and the inner tensors named in `taps`."""
@@ -100,43 +133,43 @@ class NetworkEvaluator:
         for name, tensor in self.inputs.items():
             array = feeds[name]
             require(array.dtype == numpy_type(tensor.dtype), f"{name} is fed {array.dtype}")
-            _check_shape(name, tensor, array)
+            _check_shape(name, tuple(tensor.shape), array)
             for axis, length in enumerate(array.shape):
                 dim = tensor.get_dimension_name(axis)
                 known = dims.setdefault(dim, length) if dim else length
                 require(known == length, f"{name}: {dim} is {length}, elsewhere {known}")
             values[tensor] = array
-        for step in self._live:
-            self._run(step, values)
+        with np.errstate(all="ignore"):
+            for step in self._live:
+                self._run(step, values)
         wanted = {name: values[tensor] for name, tensor in self.outputs.items()}
         named = {tensor.name: array for tensor, array in values.items()} if taps else {}
         return wanted | {name: named[name] for name in taps}
 
     def _step(self, layer: Any) -> _Step:
-        # Some classes have a `type` of their own, which hides the layer's.
-        kind = self._trt.ILayer.type.__get__(layer).name
+        kind = kind_of(layer, self._trt)
         require(kind in self._evaluators, f"layer {layer.name}: type {kind} is not evaluated")
-        class_name, evaluate = self._evaluators[kind]
-        step = _Step(
+        evaluate = self._evaluators[kind]
+        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+        return _Step(
             kind=kind,
             name=layer.name,
-            layer=layer,
+            layer=_Once(layer),
             evaluate=evaluate,
             inputs=[layer.get_input(i) for i in range(layer.num_inputs)],
-            outputs=[layer.get_output(i) for i in range(layer.num_outputs)],
+            outputs=outputs,
+            types=[numpy_type(tensor.dtype) for tensor in outputs],
+            shapes=[_shape(layer, tensor) for tensor in outputs],
         )
-        layer.__class__ = getattr(self._trt, class_name)
-        return step
 
     def _run(self, step: _Step, values: dict[Any, Array]) -> None:
         inputs = [None if tensor is None else values[tensor] for tensor in step.inputs]
         try:
             made = step.evaluate(step.layer, inputs)
             require(len(made) == len(step.outputs), f"{len(made)} results")
-            for tensor, array in zip(step.outputs, made, strict=True):
-                with np.errstate(over="ignore"):
-                    values[tensor] = narrow(array, numpy_type(tensor.dtype))
-                _check_shape(tensor.name, tensor, array)
+            for index, array in enumerate(made):
+                values[step.outputs[index]] = narrow(array, step.types[index])
+                _check_shape(step.name, step.shapes[index], array)
         except Exception as error:
             error.add_note(f"in {step.kind} {step.name!r}, inputs {[_about(x) for x in inputs]}")
             raise
@@ -146,13 +179,23 @@ def _about(x: Array | None) -> str:
     return "none" if x is None else f"{x.dtype}{list(x.shape)}"
 
 
-def _check_shape(name: str, tensor: Any, array: Array) -> None:
-    declared = tuple(tensor.shape)
-    fits = len(declared) == array.ndim and all(
-        n in (-1, m) for n, m in zip(declared, array.shape, strict=True)
-    )
-    require(fits, f"{name} is {array.shape}, TensorRT says {declared}")
-    require(array.size > 0, f"{name} is empty: {array.shape}")
+def _shape(layer: Any, tensor: Any) -> tuple[int, ...]:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError as error:
+        raise EvaluationError(f"layer {layer.name}: TensorRT refuses it") from error
+
+
+def _check_shape(name: str, declared: tuple[int, ...], array: Array) -> None:
+    fits = len(declared) == array.ndim and all(map(_is_of, array.shape, declared))
+    if not fits:
+        raise EvaluationError(f"{name} is {array.shape}, TensorRT says {declared}")
+    if not array.size:
+        raise EvaluationError(f"{name} is empty: {array.shape}")
+
+
+def _is_of(length: int, declared: int) -> bool:
+    return declared in (-1, length)
 
 
 def _in_order(steps: list[_Step], inputs: Collection[Any]) -> list[_Step]:
@@ -161,12 +204,15 @@ def _in_order(steps: list[_Step], inputs: Collection[Any]) -> list[_Step]:
     order: list[_Step] = []
     waiting = steps
     while waiting:
-        ready = [s for s in waiting if all(t is None or t in done for t in s.inputs)]
-        require(ready, f"layer {waiting[0].name} reads what no layer makes")
-        for step in ready:
-            done.update(step.outputs)
-        order += ready
-        waiting = [step for step in waiting if step not in ready]
+        early: list[_Step] = []
+        for step in waiting:
+            if all(tensor is None or tensor in done for tensor in step.inputs):
+                order.append(step)
+                done.update(step.outputs)
+            else:
+                early.append(step)
+        require(len(early) < len(waiting), f"layer {waiting[0].name} reads what no layer makes")
+        waiting = early
     return order
 
 

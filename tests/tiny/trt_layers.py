@@ -23,6 +23,8 @@ from tiny.trt_types import (
 )
 
 Inputs = Sequence[Array | None]
+NUMBERS = FLOATS | INTEGERS
+BOOLS = frozenset({BOOL})
 MAX_TOPK = 3840
 
 
@@ -41,15 +43,25 @@ def optional(inputs: Inputs, index: int) -> Array | None:
 
 def same_rank(*xs: Array) -> None:
     """Broadcasting in TensorRT: the same rank, lengths equal or one."""
-    require(len({x.ndim for x in xs}) == 1, f"ranks differ: {[x.shape for x in xs]}")
-    for lengths in zip(*(x.shape for x in xs), strict=True):
-        require(len({n for n in lengths if n != 1}) <= 1, f"{[x.shape for x in xs]} do not match")
+    shapes = [x.shape for x in xs]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise EvaluationError(f"ranks differ: {shapes}")
+    for lengths in zip(*shapes, strict=True):
+        if len({*lengths, 1}) > 2:
+            raise EvaluationError(f"{shapes} do not match")
 
 
 def same_type(*xs: Array) -> np.dtype[Any]:
     """A strongly typed network converts nothing by itself."""
-    require(len({x.dtype for x in xs}) == 1, f"types differ: {[str(x.dtype) for x in xs]}")
+    if len({x.dtype for x in xs}) > 1:
+        raise EvaluationError(f"types differ: {[str(x.dtype) for x in xs]}")
     return xs[0].dtype
+
+
+def of_type(what: str, x: Array, allowed: frozenset[np.dtype[Any]]) -> None:
+    """Refuse a type that a layer is not documented for."""
+    if x.dtype not in allowed:
+        raise EvaluationError(f"{what} of {x.dtype}")
 
 
 def axis_of(mask: int, rank: int) -> int:
@@ -65,29 +77,31 @@ def axes_of(mask: int, rank: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(rank) if mask >> axis & 1)
 
 
+LOGIC = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
+COMPARE = {"EQUAL": np.equal, "GREATER": np.greater, "LESS": np.less}
+ARITHMETIC = {
+    "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "SUB": np.subtract,
+}  # fmt: skip
+FLOATING = ARITHMETIC | {"DIV": np.divide, "POW": np.power}
+
+
 def elementwise(layer: Any, inputs: Inputs) -> list[Array]:
     """IElementWiseLayer."""
     a, b = of(inputs, 0), of(inputs, 1)
     dtype, op = same_type(a, b), layer.op.name
     same_rank(a, b)
-    if op in ("AND", "OR", "XOR"):
-        require(dtype == BOOL, f"{op} of {dtype}")
-        return [{"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}[op](a, b)]
-    require(dtype in FLOATS | INTEGERS, f"{op} of {dtype}")
-    compare = {"EQUAL": np.equal, "GREATER": np.greater, "LESS": np.less}
-    if op in compare:
-        return [compare[op](a, b)]
-    with np.errstate(all="ignore"):
-        return [_integer(op, a, b) if dtype in INTEGERS else _floating(op, wide(a), wide(b))]
+    if op in LOGIC:
+        of_type(op, a, BOOLS)
+        return [LOGIC[op](a, b)]
+    of_type(op, a, NUMBERS)
+    if op in COMPARE:
+        return [COMPARE[op](a, b)]
+    return [_integer(op, a, b) if dtype in INTEGERS else _floating(op, wide(a), wide(b))]
 
 
 def _floating(op: str, a: Array, b: Array) -> Array:
-    functions = {
-        "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,
-        "SUB": np.subtract, "DIV": np.divide, "POW": np.power,
-    }  # fmt: skip
-    require(op in functions, f"{op} of floating point is not evaluated")
-    return np.asarray(functions[op](a, b))
+    require(op in FLOATING, f"{op} of floating point is not evaluated")
+    return np.asarray(FLOATING[op](a, b))
 
 
 def _integer(op: str, a: Array, b: Array) -> Array:
@@ -96,15 +110,11 @@ def _integer(op: str, a: Array, b: Array) -> Array:
         # How DIV rounds a negative quotient is not documented.
         require(op == "FLOOR_DIV" or ((a >= 0).all() and (b > 0).all()), "DIV of negative integers")
         return np.asarray(np.floor_divide(a, b))
-    functions = {
-        "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum,
-        "SUB": np.subtract,
-    }  # fmt: skip
-    require(op in functions, f"{op} of integers is not evaluated")
-    exact = functions[op](a.astype(np.float64), b.astype(np.float64))
+    require(op in ARITHMETIC, f"{op} of integers is not evaluated")
+    exact = ARITHMETIC[op](a.astype(np.float64), b.astype(np.float64))
     limits = np.iinfo(a.dtype)
-    require(((exact <= limits.max) & (exact >= limits.min)).all(), f"{op} leaves {a.dtype}")
-    return np.asarray(functions[op](a, b))
+    require(((exact <= limits.max) & (exact >= limits.min)).all(), "an integer overflow")
+    return np.asarray(ARITHMETIC[op](a, b))
 
 
 UNARY = {
@@ -119,13 +129,11 @@ def unary(layer: Any, inputs: Inputs) -> list[Array]:
     """IUnaryLayer."""
     x, op = of(inputs, 0), layer.op.name
     if op == "NOT":
-        require(x.dtype == BOOL, f"NOT of {x.dtype}")
+        of_type(op, x, BOOLS)
         return [~x]
     require(op in UNARY, f"{op} is not evaluated")
-    allowed = FLOATS | INTEGERS if op in UNARY_INTEGERS else FLOATS
-    require(x.dtype in allowed, f"{op} of {x.dtype}")
-    with np.errstate(all="ignore"):
-        return [np.asarray(UNARY[op](wide(x)))]
+    of_type(op, x, NUMBERS if op in UNARY_INTEGERS else FLOATS)
+    return [np.asarray(UNARY[op](wide(x)))]
 
 
 ACTIVATION = {
@@ -140,24 +148,23 @@ def activation(layer: Any, inputs: Inputs) -> list[Array]:
     x = of(inputs, 0)
     op = layer.type.name
     require(op in ACTIVATION, f"activation {op} is not evaluated")
-    require(x.dtype in FLOATS, f"{op} of {x.dtype}")
+    of_type(op, x, FLOATS)
     return [np.asarray(ACTIVATION[op](wide(x)))]
 
 
 def cast(layer: Any, inputs: Inputs) -> list[Array]:
     """ICastLayer: floats round to the nearest float, and toward zero to an integer."""
     x, to = of(inputs, 0), numpy_type(layer.to_type)
-    known = FLOATS | INTEGERS | {BOOL}
-    require(x.dtype in known and to in known, f"cast of {x.dtype} to {to}")
+    of_type("cast", x, NUMBERS | BOOLS)
     if to in FLOATS:
-        with np.errstate(over="ignore"):
-            return [narrow(x.astype(np.float64), to)]
+        return [narrow(x.astype(np.float64), to)]
     if to in INTEGERS:
         value = np.trunc(wide(x)) if x.dtype in FLOATS else x
         limits = np.iinfo(to)
         fits = (value >= limits.min) & (value <= limits.max)
-        require(fits.all(), f"cast of {x.dtype} to {to}: a value does not fit")
+        require(fits.all(), "cast: a value does not fit")
         return [value.astype(to)]
+    require(to == BOOL, f"cast to {layer.to_type.name}")
     return [x.astype(np.bool_)]
 
 
@@ -169,7 +176,7 @@ def identity(layer: Any, inputs: Inputs) -> list[Array]:
 def select(layer: Any, inputs: Inputs) -> list[Array]:
     """ISelectLayer."""
     condition, a, b = (of(inputs, index) for index in range(3))
-    require(condition.dtype == BOOL, f"the condition of a select is {condition.dtype}")
+    of_type("select by a condition", condition, BOOLS)
     same_type(a, b)
     same_rank(condition, a, b)
     return [np.where(condition, a, b)]
@@ -178,7 +185,7 @@ def select(layer: Any, inputs: Inputs) -> list[Array]:
 def reduce(layer: Any, inputs: Inputs) -> list[Array]:
     """IReduceLayer: floats are summed exactly and rounded once."""
     x, op = of(inputs, 0), layer.op.name
-    require(x.dtype in FLOATS | INTEGERS, f"reduction of {x.dtype}")
+    of_type("reduction", x, NUMBERS)
     functions = {"SUM": np.sum, "PROD": np.prod, "MAX": np.max, "MIN": np.min, "AVG": np.mean}
     require(op in functions, f"reduction {op} is not evaluated")
     require(op != "AVG" or x.dtype in FLOATS, "average of integers")
@@ -190,7 +197,8 @@ def reduce(layer: Any, inputs: Inputs) -> list[Array]:
 def cumulative(layer: Any, inputs: Inputs) -> list[Array]:
     """ICumulativeLayer."""
     x, axis = of(inputs, 0), of(inputs, 1)
-    require(layer.op.name == "SUM" and x.dtype in FLOATS | INTEGERS, f"running sum of {x.dtype}")
+    require(layer.op.name == "SUM", "only running sums are evaluated")
+    of_type("running sum", x, NUMBERS)
     require(axis.shape == () and 0 <= axis < x.ndim, f"running sum along axis {axis}")
     values = np.flip(wide(x), axis) if layer.reverse else wide(x)
     sums = values.cumsum(axis=int(axis))
@@ -203,14 +211,14 @@ def _fits(result: Array, dtype: np.dtype[Any]) -> Array:
     if dtype not in INTEGERS:
         return result
     limits = np.iinfo(dtype)
-    require(((result >= limits.min) & (result <= limits.max)).all(), f"a sum leaves {dtype}")
+    require(((result >= limits.min) & (result <= limits.max)).all(), "an integer overflow")
     return result.astype(dtype)
 
 
 def softmax(layer: Any, inputs: Inputs) -> list[Array]:
     """ISoftMaxLayer."""
     x = of(inputs, 0)
-    require(x.dtype in FLOATS, f"softmax of {x.dtype}")
+    of_type("softmax", x, FLOATS)
     return [normalized(wide(x), axis_of(layer.axes, x.ndim))]
 
 
@@ -231,7 +239,7 @@ def topk(layer: Any, inputs: Inputs, ties: str) -> list[Array]:
     if dynamic is not None:
         require(dynamic.dtype in INTEGERS and dynamic.size == 1, "k must be one integer")
     k = layer.k if dynamic is None else int(dynamic.reshape(()))
-    require(x.dtype in FLOATS | INTEGERS, f"top-k of {x.dtype}")
+    of_type("top-k", x, NUMBERS)
     require(axis >= x.ndim - 4, "top-k: the axis must be one of the last four")
     require(1 <= k <= min(x.shape[axis], MAX_TOPK), f"top {k} of {x.shape[axis]}")
     require(not np.isnan(wide(x)).any(), "top-k of NaN")
@@ -249,7 +257,8 @@ def topk(layer: Any, inputs: Inputs, ties: str) -> list[Array]:
 def matrix_multiply(layer: Any, inputs: Inputs) -> list[Array]:
     """IMatrixMultiplyLayer: exact sums, rounded once."""
     a, b = of(inputs, 0), of(inputs, 1)
-    require(same_type(a, b) in FLOATS, f"matrix product of {a.dtype}")
+    same_type(a, b)
+    of_type("matrix product", a, FLOATS)
     operands = []
     for x, op in ((a, layer.op0.name), (b, layer.op1.name)):
         require(op in ("NONE", "TRANSPOSE") and x.ndim >= 2, f"operand {x.shape} as {op}")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny.trt_layers import Inputs, of, optional, same_type
-from tiny.trt_types import FLOATS, INTEGERS, Array, numpy_type, require
+from tiny.trt_layers import Inputs, of, of_type, optional, same_type
+from tiny.trt_types import FLOATS, INTEGERS, Array, EvaluationError, numpy_type, require
 
 
 def shape(layer: Any, inputs: Inputs) -> list[Array]:
@@ -29,7 +29,8 @@ def shuffle(layer: Any, inputs: Inputs) -> list[Array]:
         require(dims.count(-1) <= 1 and min(dims, default=0) >= -1, f"reshape to {dims}")
         known = int(np.prod([n for n in dims if n != -1], dtype=np.int64))
         whole = x.size % known == 0 if -1 in dims and known else x.size == known
-        require(whole, f"reshape of {x.shape} to {dims}")
+        if not whole:
+            raise EvaluationError(f"reshape of {x.shape} to {dims}")
         x = x.reshape(dims)
     return [x.transpose(tuple(layer.second_transpose)[: x.ndim])]
 
@@ -80,7 +81,7 @@ def concatenation(layer: Any, inputs: Inputs) -> list[Array]:
 def gather(layer: Any, inputs: Inputs) -> list[Array]:
     """IGatherLayer. An index outside of the data gives an undocumented or zero element: refused."""
     x, indices = of(inputs, 0), of(inputs, 1)
-    require(indices.dtype in INTEGERS, f"gather by {indices.dtype}")
+    of_type("gather by indices", indices, INTEGERS)
     mode, axis, batch = layer.mode.name, layer.axis, layer.num_elementwise_dims
     if mode == "ELEMENT":
         require(batch == 0 and x.ndim == indices.ndim, f"gather of {x.shape} by {indices.shape}")
@@ -167,4 +168,5 @@ def _plain(dims: Any) -> Sequence[int]:
 
 def _inside(indices: Array, length: int) -> None:
     inside = (indices >= 0) & (indices < length)
-    require(inside.all(), f"index {indices[~inside][:1]} of {length} elements")
+    if not inside.all():
+        raise EvaluationError(f"index {indices[~inside][:1]} of {length} elements")

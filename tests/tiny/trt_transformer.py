@@ -72,7 +72,7 @@ def attention(layer: Any, inputs: Inputs) -> list[Array]:
         if mask is not None:
             added = _added(mask, query.dtype, (slots, heads, rows, capacity), slot)
             scores = scores + added[..., :live].reshape(scores.shape)
-        require((scores.max(-1) > -np.inf).all(), "a query that may see no key at all")
+        require((scores.max(-1) != -np.inf).all(), "a query that may see no key at all")
         result[slot] = (normalized(scores, -1) @ v).reshape(heads, rows, width)
     return [result]
 

@@ -27,6 +27,7 @@ TYPES: dict[str, Any] = {
 }
 FLOATS = frozenset(np.dtype(TYPES[name]) for name in ("FLOAT", "HALF", "BF16"))
 QUANTIZED = frozenset(np.dtype(TYPES[name]) for name in ("FP8", "FP4"))
+WIDENED = FLOATS | QUANTIZED
 INTEGERS = frozenset(np.dtype(TYPES[name]) for name in ("INT32", "INT64"))
 BOOL = np.dtype(np.bool_)
 LARGEST = {np.dtype(TYPES["FP8"]): 448.0, np.dtype(TYPES["FP4"]): 6.0}
@@ -44,20 +45,22 @@ def require(holds: object, message: str) -> None:
 
 def numpy_type(data_type: Any) -> np.dtype[Any]:
     """The NumPy type of a TensorRT DataType."""
-    require(data_type.name in TYPES, f"type {data_type.name} is not evaluated")
+    if data_type.name not in TYPES:
+        raise EvaluationError(f"type {data_type.name} is not evaluated")
     return np.dtype(TYPES[data_type.name])
 
 
 def wide(x: Array) -> Array:
     """Floating point as float64, for computing; integers and booleans as they are."""
-    return x.astype(np.float64) if x.dtype in FLOATS | QUANTIZED else x
+    return x.astype(np.float64) if x.dtype in WIDENED else x
 
 
 def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
     """A computed result, rounded to the type of its tensor; only floats may be rounded."""
     if x.dtype == dtype:
         return x
-    require(x.dtype == np.float64 and dtype in FLOATS, f"a {x.dtype} result in a {dtype} tensor")
+    if x.dtype != np.float64 or dtype not in FLOATS:
+        raise EvaluationError(f"a {x.dtype} result in a {dtype} tensor")
     # ml_dtypes rounds from float32; to odd first, so that rounding twice is rounding once.
     return x.astype(dtype) if dtype in (np.float32, np.float16) else _to_odd(x).astype(dtype)
 
@@ -71,8 +74,7 @@ def quantized(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def _to_odd(x: Array) -> npt.NDArray[np.float32]:
     """float64 to float32, the last bit set where anything was cut off."""
-    with np.errstate(over="ignore"):
-        near = np.asarray(x.astype(np.float32))
+    near = np.asarray(x.astype(np.float32))
     cut = np.isfinite(near) & (near != x)
     is_past = cut & (np.abs(near.astype(np.float64)) > np.abs(x))
     bits = near.view(np.uint32) - is_past.astype(np.uint32) | cut
