@@ -25,6 +25,9 @@ DECODE, PREFILL = "decode", "prefill"  # optimization profiles of a TensorRT eng
 
 OTHER_ADJUSTED = 512  # ids that are adjusted though not in the text: biases, banned words, ends
 
+# TensorRT wants addresses that are multiples of 256 bytes: 16 rows of 8 or more 2-byte columns.
+CACHE_ROWS_STEP = 16
+
 # Inputs.
 TOKENS = "tokens"  # int32 [B, S]: a prompt chunk, or [anchor, d1, ..]
 LENGTH = "length"  # int32 [B]: tokens already committed; token i of a row sits at length + i
@@ -89,8 +92,11 @@ def all_caches(pair: PairConfig) -> list[CacheSpec]:
 
 
 def cache_rows(max_seq_len: int, block: int) -> int:
-    """Rows a cache needs: a step may write a verify block and a draft block past the last token."""
-    return max_seq_len + 2 * block
+    """Rows a cache needs: a step may write a verify block and a draft block past the last token.
+
+    Rounded up to `CACHE_ROWS_STEP`, which makes every slot's cache start where TensorRT wants it.
+    """
+    return -(-(max_seq_len + 2 * block) // CACHE_ROWS_STEP) * CACHE_ROWS_STEP
 
 
 def cache_bytes_per_slot(pair: PairConfig, choices: BuildChoices) -> int:

@@ -13,6 +13,8 @@ DFlashError
 ├── EngineDirError         an engine directory cannot be loaded
 ├── CapacityError          a request does not fit the engine's limits
 │   └── QueueFull          it would fit, but too many requests wait already
+├── GpuError               CUDA or TensorRT refused a call at run time
+│   └── GpuMemoryError     the GPU's memory does not hold the engine, its caches or a step
 ├── StepError              the session failed while a request ran
 ├── EngineStopped          the engine takes no more requests: it drains, is closed, or is dead
 ├── RequestError           a field of a request is out of range
@@ -78,6 +80,14 @@ class CapacityError(DFlashError):
 
 class QueueFull(CapacityError):
     """As many requests wait as the queue holds; the same request may be sent again later."""
+
+
+class GpuError(DFlashError):
+    """CUDA or TensorRT refused a call at run time, or there is no GPU."""
+
+
+class GpuMemoryError(GpuError):
+    """What has to be in the GPU's memory at once does not fit."""
 
 
 class StepError(DFlashError):

@@ -70,6 +70,11 @@ class Door:
         """
         ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(ids), params)
+        if params.logprobs is not None and not self._limits.has_logits:
+            raise RequestError(
+                "this engine does not return logits, so there are no logprobs",
+                hint="build it with logits",
+            )
         if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
             raise RequestError(f"the deadline is in {timeout_s} s, allowed are times above 0")
         if params.temperature > 0 and params.seed is None:
@@ -85,13 +90,13 @@ class Door:
             max_tokens=max_tokens,
             stream=stream,
             stats=DecodeStats(self._limits.block),
-            history=self._history(ids, params) if params.adjusts_logits else None,
+            history=self._history(ids, max_tokens, params) if params.adjusts_logits else None,
             deadline=math.inf if timeout_s is None else now + timeout_s,
             submitted_at=now,
         )
 
-    def _history(self, prompt: list[int], params: SamplingParams) -> History:
-        """Raises `RequestError` for a biased id outside the vocabulary."""
+    def _history(self, prompt: list[int], max_tokens: int, params: SamplingParams) -> History:
+        """Raises `RequestError` for a biased id outside the vocabulary, or more ids than fit."""
         bad = next((t for t in params.logit_bias if t >= self._limits.vocab_size), None)
         if bad is not None:
             vocab = self._limits.vocab_size
@@ -100,6 +105,15 @@ class Door:
         texts = [text for word in params.bad_words for text in (word, f" {word}")]
         bad_words = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
+        touched = len(params.logit_bias) + len(bad_words) + len(end_ids)
+        if params.has_penalties:  # the text, and the drafts that follow it
+            touched += len(prompt) + max_tokens + self._limits.block
+        most = self._limits.max_adjusted
+        if most is not None and min(touched, self._limits.vocab_size) > most:
+            raise RequestError(
+                f"penalties, biases and bans may touch {touched} ids, this engine takes {most}",
+                hint="bias or ban fewer, or ask for fewer tokens",
+            )
         return History(params, prompt, bad_words, sorted(end_ids))
 
     def _token_ids(self, prompt: Sequence[int]) -> list[int]:

@@ -151,8 +151,11 @@ def _at(tokens: Sequence[int], position: int) -> int | None:
 def _margin(
     engine: Engine, context: Sequence[int], tokens: tuple[int | None, int | None]
 ) -> float | None:
-    """How far apart the two tokens' logits are after `context`, read in prompt chunks."""
-    if tokens[0] is None or tokens[1] is None:
+    """How far apart the two tokens' logits are after `context`, read in prompt chunks.
+
+    None where an output had ended, or the engine does not return logits.
+    """
+    if tokens[0] is None or tokens[1] is None or not engine.session.limits.has_logits:
         return None
     chunk = engine.session.limits.prefill_chunk
     logits: np.ndarray[Any, np.dtype[np.float32]] | None = None

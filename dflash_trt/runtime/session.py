@@ -24,6 +24,8 @@ class SessionLimits:
     max_slots: int
     prefill_chunk: int
     vocab_size: int
+    has_logits: bool = True  # whether a step can return them
+    max_adjusted: int | None = None  # ids whose logits a step can adjust, per slot; None: any
 
 
 @dataclass(frozen=True)
