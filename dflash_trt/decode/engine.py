@@ -18,8 +18,8 @@ from dflash_trt.decode.telemetry import Telemetry
 from dflash_trt.decode.width import FixedWidth, WidthPolicy
 from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import ConfigError, StepError
-from dflash_trt.runtime.ort import OrtSession
-from dflash_trt.runtime.session import Session, SessionLimits
+from dflash_trt.runtime.open import open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.threads import cpu_allowance
 from dflash_trt.text import Tokenizer
 
@@ -49,18 +49,11 @@ class Engine:
 
     @classmethod
     def from_dir(cls, engine: EngineDir, num_threads: int | None = None) -> Engine:
-        """Load an engine directory that is already open."""
-        choices, pair = engine.config.choices, engine.config.pair
-        limits = SessionLimits(
-            block=choices.block,
-            max_seq_len=choices.max_seq_len,
-            max_slots=choices.max_slots,
-            prefill_chunk=choices.prefill_chunk,
-            vocab_size=pair.target.vocab_size,
-        )
-        session = OrtSession(engine.model, pair, limits, num_threads)
+        """Load an engine directory that is already open. Raises what `open_session` does."""
+        session = open_session(engine, num_threads)
+        eos_ids = engine.config.pair.target.eos_token_ids
         stored = StoredCosts.of(engine, num_threads or cpu_allowance())
-        return cls(session, Tokenizer.load(engine.path), pair.target.eos_token_ids, stored)
+        return cls(session, Tokenizer.load(engine.path), eos_ids, stored)
 
     def scheduler(
         self,

@@ -14,6 +14,7 @@ from dflash_trt.decode.engine import Engine, Generation
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.decode.scheduler import Scheduler
 from dflash_trt.engine_dir import EngineDir
+from dflash_trt.runtime.open import limits_of
 from dflash_trt.runtime.ort import OrtSession
 from dflash_trt.runtime.session import Session, SessionLimits
 from dflash_trt.text import Tokenizer
@@ -37,15 +38,7 @@ class TinyEngine:
 
     def limits(self, **changes: Any) -> SessionLimits:
         """The engine's limits; `changes` may shrink chunks, slots or lengths."""
-        choices = self.directory.config.choices
-        limits = SessionLimits(
-            block=choices.block,
-            max_seq_len=choices.max_seq_len,
-            max_slots=choices.max_slots,
-            prefill_chunk=choices.prefill_chunk,
-            vocab_size=self.facts.target.vocab_size,
-        )
-        return dataclasses.replace(limits, **changes)
+        return dataclasses.replace(limits_of(self.directory.config), **changes)
 
     def session(self, kind: type[OrtSession] = OrtSession, **changes: Any) -> OrtSession:
         """A fresh session with caches of its own."""

@@ -52,7 +52,7 @@ class FakeCuda:
     """See `dflash_trt.runtime.cuda.Cuda`."""
 
     def __init__(self, total: int = 1 << 30, *, refuses_capture: bool = False) -> None:
-        self.capability, self.name, self.uuid, self.stream = (12, 0), "Stand-in", "0" * 32, 7
+        self.capability, self.name, self.uuid, self.stream = (12, 0), "NVIDIA stand-in", "1" * 32, 7
         self.total = total
         self.refuses_capture = refuses_capture
         self.fails_next = ""  # what the next synchronize reports
@@ -110,7 +110,8 @@ class FakeCuda:
         (self._queue if self._capturing is None else self._capturing).append(work)
 
     def synchronize(self) -> None:
-        assert self._capturing is None, "the host waits while the stream is captured"
+        if self._capturing is not None:
+            raise GpuError("the host waits while the stream is captured")
         queue, self._queue = self._queue, []
         if self.fails_next:
             reason, self.fails_next = self.fails_next, ""
@@ -125,7 +126,7 @@ class FakeCuda:
         self._capturing = []
         try:
             work()
-        except CaptureRefused:
+        except (CaptureRefused, GpuError):
             return None
         finally:
             captured, self._capturing = self._capturing, None
