@@ -27,7 +27,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint fmt bench check size clean plugins
+.PHONY: help setup demo test test-fast lint fmt bench gpu check size clean plugins
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
@@ -57,6 +57,10 @@ test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real p
 	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/deploy)
 
 plugins: export TENSORRT_ROOT := $(TENSORRT_ROOT)
+gpu: $(TEST)  ## what needs an NVIDIA GPU, in at most 8 minutes: tests, equality with the CPU, speed
+	@mkdir -p $(OUT)
+	$(BIN)/python bench/gpu.py --output $(OUT)/gpu.json
+
 plugins: $(CUDA)  ## compile the KV-injection plugin; TENSORRT_ROOT=path adds its TensorRT library
 	@cd plugins && PATH="$(abspath $(BIN)):$$PATH" cmake --preset cuda \
 	    -DPython3_EXECUTABLE=$(abspath $(BIN))/python && cmake --build --preset cuda
