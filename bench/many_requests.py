@@ -3,7 +3,7 @@
 Both ways run in turn in one process, round by round, so a drift of the machine meets them alike;
 ratios are taken round by round. Times include reading the prompts.
 
-    python bench/concurrent.py --engine DIR -o results.json      # build it with --max-slots 8
+    python bench/many_requests.py --engine DIR -o results.json      # build it with --max-slots 8
 """
 
 from __future__ import annotations
