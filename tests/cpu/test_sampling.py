@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from transformers.generation.logits_process import (
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.graph import Tensor
 from dflash_trt.nets.sampling import Sampling, choose
-from tiny import ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
+from dflash_trt.runtime.session import StepRows
+from tiny import EngineMaker, ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
 from tiny.noise import draw_of
 from tiny.ops import run_ops
 
 LOGITS = np.array([2.0, 1.5, 1.4, 0.3, 0.0, -0.5, -1.0, -2.0, -3.5, 4.0, 3.9, -9.0], np.float32)
-DRAWS = 24_000
+DRAWS = 50_000
 
 
 def draw(
@@ -64,6 +66,19 @@ def probabilities(temperature: float, top_k: int, top_p: float) -> npt.NDArray[n
     return scores.softmax(-1)[0].numpy()
 
 
+def check_follows(tokens: npt.NDArray[np.int32], probability: npt.NDArray[np.float64]) -> None:
+    """Pearson's chi-square of the draws; what is too rare for it is one more class."""
+    counts = np.bincount(tokens, minlength=len(probability)).astype(float)
+    wanted = probability * len(tokens)
+    assert counts[wanted == 0].sum() == 0
+    common = wanted >= 5
+    rare, expected = counts[~common].sum(), wanted[~common].sum()
+    assert rare <= expected + 5 * (expected + 1) ** 0.5
+    freedom = max(int(common.sum()) - 1, 1)
+    chi_square = ((counts - wanted)[common] ** 2 / wanted[common]).sum()
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
+
+
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"),
     [
@@ -76,28 +91,14 @@ def test_draws_follow_the_distribution_of_transformers_filters(
 ) -> None:
     logits = np.broadcast_to(LOGITS, (1, DRAWS, len(LOGITS))).copy()
     tokens = draw(tmp_path, logits, temperature, top_k, top_p, seed=11)[0]
-    wanted = probabilities(temperature, top_k, top_p) * DRAWS
-    counts = np.bincount(tokens, minlength=len(LOGITS)).astype(float)
-    assert counts[wanted == 0].sum() == 0
-    common = wanted >= 5
-    rare, expected = counts[~common].sum(), wanted[~common].sum()
-    assert rare <= expected + 5 * (expected + 1) ** 0.5
-    freedom = max(int(common.sum()) - 1, 1)
-    chi_square = ((counts - wanted)[common] ** 2 / wanted[common]).sum()
-    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
+    check_follows(tokens, probabilities(temperature, top_k, top_p))
 
 
 def test_draws_of_different_seeds_also_follow_the_distribution(tmp_path: Path) -> None:
     """Not one request's positions but many requests at one position."""
     logits = np.broadcast_to(LOGITS, (DRAWS, 1, len(LOGITS))).copy()
     tokens = draw(tmp_path, logits, 1.3, 0, 0.9, seed=np.arange(DRAWS), positions=[17])[:, 0]
-    wanted = probabilities(1.3, 0, 0.9) * DRAWS
-    counts = np.bincount(tokens, minlength=len(LOGITS))
-    keep = wanted > 0
-    assert counts[~keep].sum() == 0
-    freedom = int(keep.sum()) - 1
-    chi_square = ((counts - wanted)[keep] ** 2 / wanted[keep]).sum()
-    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 4
+    check_follows(tokens, probabilities(1.3, 0, 0.9))
 
 
 @pytest.mark.parametrize("vocab", [151, 700, 2 * 331])  # a prime, many divisors, two
@@ -231,21 +232,33 @@ def test_sampling_rows_beside_greedy_rows_change_neither(
     assert list(made.values()) == wanted
 
 
+@torch.no_grad()
 def test_generated_tokens_follow_the_targets_distribution(
-    pair: TinyPair, engine: TinyEngine, prompts: list[list[int]]
+    trained_pair: TinyPair, make_engine: EngineMaker, prompts: list[list[int]]
 ) -> None:
-    """End to end: the second token of many seeds, which went through a rejected block."""
-    firsts = greedy(pair.target, prompts[0], 1)
-    scores = pair.target(torch.tensor([[*prompts[0], *firsts]])).logits[0, -1].detach().double()
-    wanted = (scores / 0.8).softmax(-1).numpy()
-    session = engine.session()
-    counts, total = np.zeros(len(wanted)), 0
-    for seed in range(1500):
-        params = SamplingParams(max_tokens=2, temperature=0.8, seed=seed)
-        tokens = engine.engine(session).generate([*prompts[0], *firsts], params).token_ids
-        counts[tokens[0]] += 1
-        total += 1
-    top = np.argsort(-wanted)[:8]
-    expected = np.append(wanted[top], 1 - wanted[top].sum()) * total
-    found = np.append(counts[top], total - counts[top].sum())
-    assert ((found - expected) ** 2 / expected).sum() < 8 + 4 * 16**0.5 + 4
+    """End to end: the second token of 50,000 seeds, which a verified block brings.
+
+    Its distribution is summed over every first token, by transformers.
+    """
+    temperature, slots = 1.1, 250
+    prompt, vocab = prompts[1][:3], trained_pair.target.config.vocab_size
+    after = torch.tensor([[*prompt, token] for token in range(vocab)])
+    logits = trained_pair.target(after).logits.double()
+    first, second = ((logits[:, at] / temperature).softmax(-1).numpy() for at in (-2, -1))
+    session = make_engine(trained_pair, max_slots=slots).session()
+    one, heat = np.ones(slots, np.int32), np.full(slots, temperature, np.float32)
+    drawn: list[npt.NDArray[np.int32]] = []
+    num_accepted = 0
+    for seeds in np.arange(DRAWS, dtype=np.int64).reshape(-1, slots):
+        rows = StepRows.greedy(
+            np.tile(np.int32(prompt), (slots, 1)), one * 0, one * len(prompt), one * len(prompt)
+        )
+        rows = dataclasses.replace(rows, temperature=heat, seed=seeds)
+        read = session.step(0, rows, 1)
+        block = {"tokens": read.next_tokens, "length": read.committed, "count": one * 2}
+        made = session.step(0, dataclasses.replace(rows, known=one, **block), 1)
+        is_draft = made.committed > 1
+        num_accepted += int(is_draft.sum())
+        drawn.append(np.where(is_draft, read.next_tokens[:, 1], made.next_tokens[:, 0]))
+    assert 0.02 * DRAWS < num_accepted < 0.98 * DRAWS
+    check_follows(np.concatenate(drawn), first[0] @ second)
