@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 from machine import machine
 
 from dflash_trt.decode.engine import Engine
@@ -56,16 +57,21 @@ class Tapped(OrtSession):
         super().__init__(*args, **kwargs)
         self.blocks: list[Verified] = []
         self._drafter: npt.NDArray[np.float32] | None = None
+        self._bound: ort.IOBinding | None = None
+
+    def _binding(self, first_slot: int, num_slots: int) -> ort.IOBinding:
+        self._bound = super()._binding(first_slot, num_slots)
+        self._bound.bind_output(_draft_output(self._session), "cpu")
+        return self._bound
 
     def step(
         self, first_slot: int, rows: StepRows, num_drafts: int, *, want_logits: bool = False
     ) -> StepResult:
         """See `Session.step`."""
-        binding = self._binding(first_slot, len(rows.tokens))
-        before = len(binding.get_outputs())
-        binding.bind_output(_draft_output(self._session), "cpu")
+        # With logits, a binding is used once: its outputs are the caches, the drafter's logits, ..
         result = super().step(first_slot, rows, num_drafts, want_logits=True)
-        drafted = binding.get_outputs()[before].numpy() if num_drafts else None
+        assert self._bound is not None
+        drafted = self._bound.get_outputs()[len(self._specs)].numpy() if num_drafts else None
         drafts = rows.tokens[0, 1 : rows.count[0]].tolist()
         if rows.known[0] == 1 and drafts and self._drafter is not None:
             assert result.logits is not None

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import glob
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dflash_trt import swap
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.errors import BuildError, ConfigError, EngineDirError
 from dflash_trt.flavor import ONNXRUNTIME, TENSORRT, TENSORRT_RTX, device_of, version
@@ -34,7 +31,6 @@ ENGINE = "rank0.engine"
 LAYERS = "layers.json"
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
 REBUILD = "build the engine again"
-STALE_SECONDS = 60
 # What a directory must hold besides its config, by backend; the first one is the step graph.
 NEEDED: dict[str, tuple[str, str]] = {
     ONNXRUNTIME: (MODEL, WEIGHTS),
@@ -152,9 +148,15 @@ def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
 
     Raises `EngineDirError` that names the file. `check_hashes=False` compares sizes only.
     """
-    if not path.is_dir():
-        raise EngineDirError(f"{path} is not a folder", hint="give the folder that build wrote")
     if not (path / CONFIG).is_file():
+        earlier = swap.left_aside(swap.real_path(path))
+        if earlier is not None:
+            raise EngineDirError(
+                f"{path} is being replaced, or the build that did so was killed",
+                hint=f"run dflash-trt build again; the engine before it is whole in {earlier}",
+            )
+        if not path.is_dir():
+            raise EngineDirError(f"{path} is not a folder", hint="give the folder that build wrote")
         raise EngineDirError(
             f"{path} has no {CONFIG}: it is not an engine, or its build did not finish",
             hint="run dflash-trt build again",
@@ -214,16 +216,18 @@ def writing_engine(
     On any error nothing is left. Raises `BuildError` when `path` exists (unless `force` and it is
     an engine), or when the disk is full or not writable.
     """
-    path = path.absolute()
-    _refuse_existing(path, force)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
-        temporary = Path(tempfile.mkdtemp(prefix=_building_prefix(path), dir=path.parent))
-        lock = _lock(temporary)
-    except OSError as error:
-        raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
-    try:
+    path = swap.real_path(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            swap.clean_up(path, _is_engine)
+            _refuse_existing(path, force)
+            temporary = stack.enter_context(swap.building(path))
+        except OSError as error:
+            raise BuildError(
+                f"{path.parent} cannot be written: {error.strerror}",
+                hint="choose another output folder",
+            ) from error
         try:
             yield temporary
             _finish(temporary, path, config, manifest, force)
@@ -232,37 +236,6 @@ def writing_engine(
                 f"writing {path} failed: {error.strerror or error}",
                 hint="free space or choose another output folder; nothing was left behind",
             ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _building_prefix(path: Path) -> str:
-    return f".{path.name}.building-"
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove what killed builds of this engine left: folders that no living build has locked."""
-    for folder in path.parent.glob(f"{glob.escape(_building_prefix(path))}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime < STALE_SECONDS:
-                continue  # a build that has made its folder but not locked it yet
-            lock = _lock(folder)
-            if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock until it is closed; None if another has it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -312,7 +285,7 @@ def _finish(
         _sync(file)
     temporary.chmod(0o755)  # mkdtemp makes it private
     _refuse_existing(path, force)
-    with _set_aside(path):
+    with swap.set_aside(path):
         temporary.rename(path)
         try:
             (path / _CONFIG_DRAFT).rename(path / CONFIG)
@@ -321,23 +294,6 @@ def _finish(
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
-
-
-@contextlib.contextmanager
-def _set_aside(path: Path) -> Iterator[None]:
-    """Move what stands at `path` out of the way; bring it back if the new engine fails."""
-    if not path.exists():
-        yield
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.replaced-", dir=path.parent))
-    path.rename(old / path.name)
-    try:
-        yield
-    except BaseException:
-        (old / path.name).rename(path)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

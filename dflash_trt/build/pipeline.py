@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dflash_trt
-from dflash_trt import contract, engine_dir
+from dflash_trt import contract, engine_dir, swap
 from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
@@ -88,7 +88,7 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
     device = plan.device
     if device.is_gpu:
         raise BuildError(f"engines for device {device.name} are not built yet")
-    output = output.absolute()  # the working directory may be what is replaced
+    output = swap.real_path(output)
     config = EngineConfig(
         device.backend, plan.choices, plan.pair.config, plan.versions.get(device.backend)
         if device.is_gpu else None,

@@ -336,3 +336,30 @@ def test_force_replaces_an_engine_and_nothing_else(pair: TinyPair, folder: Path)
     with pytest.raises(BuildError, match="not an engine"):
         build(planned, papers, force=True, progress=quiet)
     assert (papers / "thesis.txt").read_text() == "years of work"
+
+
+def test_force_on_a_link_replaces_the_engine_that_it_points_to(
+    pair: TinyPair, folder: Path
+) -> None:
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), {"max_seq_len": 32})
+    link = folder.parent / "current"
+    link.symlink_to(folder.name)
+    with pytest.raises(BuildError, match="exists"):
+        build(planned, link, force=False, progress=quiet)
+    build(planned, link, force=True, progress=quiet)
+    assert link.is_symlink()
+    assert open_engine(folder).config.choices.max_seq_len == 32
+    assert leftovers(folder.parent) == sorted([folder.name, link.name])
+
+
+def test_a_build_to_a_link_to_nowhere_makes_what_it_points_to(
+    pair: TinyPair, tmp_path: Path
+) -> None:
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), {"max_seq_len": 32})
+    (tmp_path / "current").symlink_to("first")
+    build(planned, tmp_path / "current", force=False, progress=quiet)
+    open_engine(tmp_path / "first")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BuildError, match="loop"):
+        build(planned, tmp_path / "loop", force=False, progress=quiet)
+    assert leftovers(tmp_path) == ["current", "first", "loop"]

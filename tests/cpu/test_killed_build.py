@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt import engine_dir
+from dflash_trt import engine_dir, swap
 from dflash_trt.build.pipeline import build, plan
 from dflash_trt.engine_dir import open_engine
-from dflash_trt.errors import EngineDirError
+from dflash_trt.errors import BuildError, EngineDirError
 from tiny import TinyEngine, TinyPair
 
 pytestmark = pytest.mark.slow
@@ -112,10 +112,18 @@ def test_a_kill_between_any_two_changes_of_the_disk(
                 with pytest.raises(EngineDirError):
                     open_engine(path)
         is_whole = (output / engine_dir.CONFIG).exists()
-        if is_whole:
+        if had_engine and not is_whole:
+            with pytest.raises(EngineDirError, match="being replaced") as caught:
+                open_engine(output)
+            assert open_engine(Path(caught.value.hint.split(" in ")[-1]))
+            with pytest.raises(BuildError, match="exists"):
+                build(planned, output, force=False, progress=quiet)
+            assert open_engine(output).config == engine.directory.config
+        elif is_whole:
             open_engine(output)  # the old engine, or the new one
-        build(planned, output, force=is_whole, progress=quiet)
-        open_engine(output)
+        build(planned, output, force=had_engine or is_whole, progress=quiet)
+        assert open_engine(output).config.choices.max_seq_len == 32
+        assert not list(parent.glob(".engine.replaced-*/engine"))
     assert died > 8
 
 
@@ -141,7 +149,7 @@ def _die_before(step: int) -> None:
 def test_the_next_build_removes_what_killed_ones_left_but_not_what_a_living_one_has(
     pair: TinyPair, tmp_path: Path
 ) -> None:
-    old = time.time() - 2 * engine_dir.STALE_SECONDS
+    old = time.time() - 2 * swap.STALE_SECONDS
     dead, alive, other = (
         tmp_path / name for name in (".e.building-dead", ".e.building-alive", ".x.building-dead")
     )
