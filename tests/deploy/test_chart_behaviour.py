@@ -220,6 +220,29 @@ def test_autoscaled_pools_have_no_fixed_replicas() -> None:
     }
 
 
+def test_a_pool_is_scaled_by_its_own_pods() -> None:
+    values = example("production")
+    values["pools"].append({**values["pools"][0], "name": "h100-mig"})
+    scaled = {
+        item["metadata"]["name"]: [
+            re.search(r'pod=~"(.+?)"', trigger["metadata"]["query"])
+            for trigger in item["spec"]["triggers"]
+        ]
+        for item in objects(values, "ScaledObject")
+    }
+    for name, patterns in scaled.items():
+        for pattern in patterns:
+            assert pattern is not None
+            own = [pool for pool in scaled if re.fullmatch(pattern[1], f"{pool}-6d4cf56db6-x2x9k")]
+            assert own == [name]
+
+
+def test_a_gateway_waits_longer_than_a_request_may_take() -> None:
+    values = merged(example("production"), {"drain": {"longestRequestSeconds": 300}})
+    for rule in the(values, "HTTPRoute")["spec"]["rules"]:
+        assert int(rule["timeouts"]["request"].removesuffix("s")) > 300
+
+
 def test_servers_may_reach_nothing_builds_only_downloads() -> None:
     policies = {
         item["metadata"]["name"].split("-")[-1]: item["spec"]
