@@ -26,7 +26,6 @@ TOOLS = {
     "nvcc": "--version",
     "cmake": "--version",
     "c++": "--version",
-    "tritonserver": None,  # it has no such option: it would start
     "helm": "version",
 }
 _NUMBER = re.compile(r"\d+(?:\.\d+)+")  # 13.0, 3.25.1
@@ -131,12 +130,10 @@ def _gpus(found: Found) -> tuple[Gpu, ...]:
     )
 
 
-def _tool(name: str, flag: str | None) -> Found:
+def _tool(name: str, flag: str) -> Found:
     path = _nvcc() if name == "nvcc" else shutil.which(name)
     if path is None:
         return Found("missing", reason="it is not on PATH")
-    if flag is None:
-        return Found("ok", facts={"path": path})
     try:
         done = subprocess.run(
             [path, flag], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,

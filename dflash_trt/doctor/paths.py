@@ -35,6 +35,7 @@ def roads(machine: Machine) -> list[Road]:
         _run_gpu(machine),
         _plugin(machine),
         _serve(machine),
+        _triton(machine),
         _chart(machine),
     ]
 
@@ -89,22 +90,26 @@ def _run_gpu(machine: Machine) -> Road:
 
 def _plugin(machine: Machine) -> Road:
     fixes = {
-        "nvcc": "install a CUDA toolkit, or pip install 'dflash-trt[cuda]'",
-        "cmake": "pip install cmake",
+        "nvcc": f"{_extra_fix('cuda')}, or install a CUDA toolkit",
+        "cmake": _extra_fix("cuda"),
         "c++": "install g++ or clang",
     }
     return _tools(machine, "build plugin", fixes)
 
 
 def _serve(machine: Machine) -> Road:
-    server, wheel = machine.tools["tritonserver"], machine.libraries["pytriton"]
-    if server.is_ok:
-        return Road("serve", True, f"tritonserver at {server.facts['path']}")
-    if wheel.is_ok:
-        return Road("serve", True, f"the tritonserver of pytriton {wheel.version}")
-    detail = "no tritonserver on PATH, " + _why("pytriton", wheel)
-    fix = "run in NVIDIA's Triton container, or pip install nvidia-pytriton"
-    return Road("serve", False, detail, fix)
+    absent = machine.extras.get("serve", ())
+    if absent:
+        return Road("serve", False, f"{', '.join(absent)}: not installed", _extra_fix("serve"))
+    return Road("serve", True, "OpenAI's API; with --no-triton, nothing else is needed")
+
+
+def _triton(machine: Machine) -> Road:
+    server = machine.libraries["tritonserver"]
+    if not server.is_ok:
+        fix = server.facts.get("hint") or _extra_fix("triton")
+        return Road("serve triton", False, server.reason, str(fix))
+    return Road("serve triton", True, str(server.facts["path"]))
 
 
 def _chart(machine: Machine) -> Road:
@@ -114,7 +119,7 @@ def _chart(machine: Machine) -> Road:
     if tool.is_ok:
         return Road("chart", True, f"helm {tool.version}")
     detail = "no helm on PATH, " + _why("helm_python", library)
-    return Road("chart", False, detail, "pip install helm-python-sdk, or install helm")
+    return Road("chart", False, detail, f"{_extra_fix('deploy')}, or install helm")
 
 
 def _tools(machine: Machine, name: str, fixes: dict[str, str]) -> Road:

@@ -1,7 +1,7 @@
 """What is asked of one library or driver, in a process of its own: `python -m .. NAME` prints JSON.
 
-A native library that is broken can end its process or never return. Nothing here imports anything
-of the package but its version, so a probe is as quick as what it probes.
+A native library that is broken can end its process or never return. What a probe asks is imported
+when it is asked, so that it is as quick as what it probes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,18 @@ def plain(name: str) -> Facts:
     """A Python package of which only the import matters."""
     module = importlib.import_module(name)
     return {"version": str(getattr(module, "__version__", "") or _distribution_version(name))}
+
+
+def tritonserver() -> Facts:
+    """The server that `serve` would start."""
+    from dflash_trt.errors import DFlashError
+    from dflash_trt.serve.tritonserver import find_tritonserver
+
+    try:
+        found = find_tritonserver()
+    except DFlashError as error:
+        return {"state": "missing", "reason": error.message, "hint": error.hint}
+    return {"path": str(found.binary)}
 
 
 def gpus() -> Facts:
@@ -140,7 +152,7 @@ PROBES: dict[str, Callable[[], Facts]] = {
     "tensorrt": lambda: tensorrt("tensorrt"),
     "tensorrt_rtx": lambda: tensorrt("tensorrt_rtx"),
     "cuda.bindings": lambda: plain("cuda.bindings"),
-    "pytriton": lambda: plain("pytriton"),
+    "tritonserver": tritonserver,
     "helm_python": lambda: plain("helm_python"),
 }
 

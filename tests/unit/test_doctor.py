@@ -57,19 +57,11 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def machine(**changes: Any) -> Machine:
     """One that has everything, with an RTX GPU."""
-    names = [
-        "onnx",
-        "onnxruntime",
-        "tensorrt",
-        "tensorrt_rtx",
-        "cuda.bindings",
-        "pytriton",
-        "helm_python",
-    ]
+    names = ("onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda.bindings", "helm_python")
+    server = Found("ok", facts={"path": "/opt/tritonserver/bin/tritonserver"})
     whole = Machine(
-        libraries=dict.fromkeys(names, OK),
-        tools=dict.fromkeys(("nvcc", "cmake", "c++", "helm"), OK)
-        | {"tritonserver": Found("ok", facts={"path": "/opt/tritonserver/bin/tritonserver"})},
+        libraries=dict.fromkeys(names, OK) | {"tritonserver": server},
+        tools=dict.fromkeys(("nvcc", "cmake", "c++", "helm"), OK),
         extras={}, driver="590.1", cuda="13.2", gpus=(RTX_5090,), gpu_reason="",
     )  # fmt: skip
     return replace(whole, **changes)
@@ -98,6 +90,7 @@ def test_this_machine() -> None:
 ALL = {road.name for road in roads(machine())}
 RTX_BUILDS = {f"build {d.name}" for d in DEVICE_TABLE.values() if d.backend == "tensorrt_rtx"}
 DATA_CENTER = {f"build {d.name}" for d in DEVICE_TABLE.values() if d.backend == "tensorrt"}
+NO_SERVER = Found("missing", reason="there is no tritonserver", facts={"hint": "install one"})
 BROKEN = Found("broken", reason="importing it ended the process with signal 6")
 
 
@@ -113,8 +106,9 @@ BROKEN = Found("broken", reason="importing it ended the process with signal 6")
         (without("tensorrt_rtx"), DATA_CENTER | RTX_BUILDS | {"run gpu"}),
         (without("cuda.bindings", how=BROKEN), DATA_CENTER | {"run gpu"}),
         (without("cmake"), DATA_CENTER | {"build plugin"}),
-        (without("tritonserver"), DATA_CENTER),
-        (without("tritonserver", "pytriton"), DATA_CENTER | {"serve"}),
+        (without("tritonserver", how=NO_SERVER), DATA_CENTER | {"serve triton"}),
+        (without("tritonserver", how=BROKEN), DATA_CENTER | {"serve triton"}),
+        (machine(extras={"serve": ("uvicorn",)}), DATA_CENTER | {"serve"}),
         (without("helm_python"), DATA_CENTER),
         (without("helm", "helm_python", how=BROKEN), DATA_CENTER | {"chart"}),
         (without("onnxruntime", how=Found("ok", "1.9.1")), DATA_CENTER | {"build cpu", "run cpu"}),
@@ -202,6 +196,15 @@ def _nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+def test_the_server_is_the_one_that_serve_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "tritonserver"
+    tool.touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert probe("tritonserver") == Found("ok", facts={"path": str(tool)})
+
+
 def test_tools_that_are_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, script in {
         "cmake": "echo no number here", "nvcc": "exit 1", "helm": "printf '\\377 v4.2.3'",
@@ -214,7 +217,7 @@ def test_tools_that_are_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tools = examine().tools
     assert tools["cmake"] == Found("ok", facts={"path": str(tmp_path / "cmake")})
     assert (tools["nvcc"].state, tools["c++"].state) == ("broken", "broken")
-    assert (tools["helm"].version, tools["tritonserver"].state) == ("4.2.3", "missing")
+    assert tools["helm"].version == "4.2.3"
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
