@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ PROBE_S = 2.0
 EXIT_MARGIN_S = 15  # beyond the drain, for models to unload
 SHM = Path("/dev/shm")
 SHM_PREFIX = "triton_python_backend_shm_region_"
+STACK_BYTES = 256 << 20  # address space, not memory
 _PR_SET_PDEATHSIG = 1
 
 
@@ -78,7 +80,7 @@ class Supervisor:
         """Start, wait, and return the exit code: 0 only after a signal and an orderly end."""
         with _signals(self._on_signal):
             process = subprocess.Popen(
-                self._command, env=self._environ, start_new_session=True, preexec_fn=_die_with_us
+                self._command, env=self._environ, start_new_session=True, preexec_fn=_prepare_child
             )
             self._process = process
             try:
@@ -88,7 +90,7 @@ class Supervisor:
                 process.wait()
         if self._stop_at is None:
             _LOG.error("tritonserver ended by itself, exit code %d", code)
-            return code or 1
+            return 1
         return 0 if code == 0 else 1
 
     def _watch(self, on_ready: Callable[[], None]) -> int:
@@ -148,9 +150,16 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
             signal.signal(number, old)
 
 
-def _die_with_us() -> None:
-    """In the child: be killed when the supervisor is, so that no port stays taken."""
+def _prepare_child() -> None:
+    """In the child: be killed when the supervisor is, so that no port stays taken.
+
+    Triton before 25.07 copies an HTTP body to the stack of a thread, which is as large as this
+    limit says: with the usual 8 MB a body of 10 MB kills the server.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    size = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

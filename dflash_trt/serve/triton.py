@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from dflash_trt.serve.server import EngineServer
 from dflash_trt.serve.sharing import ALIAS_OF, SharedEngine, default_socket
 
 METRICS_PERIOD_S = 1.0
+PARENT_PERIOD_S = 0.5
 
 
 class TritonModel(Protocol):
@@ -46,6 +48,7 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> TritonModel:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    _end_with(os.getppid())
     config = json.loads(args["model_config"])
     parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
     owner = parameters.get(ALIAS_OF)
@@ -55,6 +58,17 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> TritonModel:
     options = ServeOptions.from_parameters(parameters)
     socket = options.socket or default_socket(os.getppid(), args["model_name"])
     return EngineModel(pb_utils, EngineServer(options, Path(socket)))
+
+
+def _end_with(tritonserver: int) -> None:
+    """End this process at once when tritonserver is killed: it would keep memory and ports."""
+
+    def watch() -> None:
+        while os.getppid() == tritonserver:
+            time.sleep(PARENT_PERIOD_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 class SenderClient:

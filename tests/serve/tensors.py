@@ -75,7 +75,9 @@ def grpc_infer(
     answer = Answer()
     results: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
-        client.start_stream(lambda result, error: results.put((result, error)))
+        # Without this header Triton sends a stream's errors as text, without their status.
+        headers = {"triton_grpc_error": "true"}
+        client.start_stream(lambda result, error: results.put((result, error)), headers=headers)
         client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while True:
             result, error = results.get(timeout=60)
