@@ -69,7 +69,10 @@ class EngineConfig:
     def from_json(cls, data: dict[str, Any], where: Path) -> EngineConfig:
         """Inverse of `to_json`. Raises `EngineDirError` naming the file."""
         if data.get("format") != FORMAT:
-            raise EngineDirError(f"{where} is not the config of a dflash-trt engine")
+            raise EngineDirError(
+                f"{where} is not the config of a dflash-trt engine",
+                hint="give the folder that build wrote",
+            )
         if data.get("format_version") != FORMAT_VERSION:
             raise EngineDirError(
                 f"{where} has engine format version {data.get('format_version')!r}, "

@@ -24,14 +24,18 @@ DFlashError
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class DFlashError(Exception):
     """An error the user can act on: `message` says what and where, `hint` what to do."""
 
+    HINT: ClassVar[str] = ""  # what helps against most errors of a class
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.HINT
 
 
 class ConfigError(DFlashError):
@@ -41,25 +45,37 @@ class ConfigError(DFlashError):
 class CheckpointError(DFlashError):
     """A checkpoint file or folder cannot be read."""
 
+    HINT = "check the path; a file that is damaged must be fetched or converted again"
+
 
 class UnsupportedArchitecture(CheckpointError):
     """The checkpoint's model family, or a feature it asks for, is not one we can reproduce."""
+
+    HINT = "README.md lists the models and features that are read"
 
 
 class MissingTensor(CheckpointError):
     """A tensor that the architecture needs is not in the checkpoint."""
 
+    HINT = "the checkpoint is incomplete: fetch or convert it again"
+
 
 class BadTensor(CheckpointError):
     """A tensor is there, but its shape, type or bytes are wrong."""
+
+    HINT = "the checkpoint is damaged or of an unknown kind: fetch or convert it again"
 
 
 class PairMismatch(CheckpointError):
     """Target and drafter disagree about a fact they must share."""
 
+    HINT = "use the drafter that was trained for this target"
+
 
 class GraphError(DFlashError):
     """A net broke a rule of the op surface. Always a bug of ours, never of the user's files."""
+
+    HINT = "this is a bug of dflash-trt: please report it"
 
 
 class BuildError(DFlashError):
@@ -69,9 +85,13 @@ class BuildError(DFlashError):
 class NoLowering(BuildError):
     """A backend has neither a lowering nor a decomposition for an op."""
 
+    HINT = "this is a bug of dflash-trt: please report it"
+
 
 class EngineDirError(DFlashError):
     """An engine directory is incomplete, altered, or of another version."""
+
+    HINT = "build the engine again"
 
 
 class CapacityError(DFlashError):
@@ -93,9 +113,13 @@ class GpuMemoryError(GpuError):
 class StepError(DFlashError):
     """The session failed in a step that this request took part in."""
 
+    HINT = "send the request again; if it fails again, start the engine anew"
+
 
 class EngineStopped(DFlashError):
     """The engine takes no more requests: it drains, was closed, or died."""
+
+    HINT = "start the engine again, or send the request to another one"
 
 
 class MissingPackage(DFlashError):

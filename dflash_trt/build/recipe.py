@@ -16,6 +16,7 @@ from dflash_trt.errors import ConfigError
 
 PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
 CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
+HOW_TO = "engines/README.md says what a recipe looks like"
 _FIELDS = {"target", "drafter", "description", *CHOICES}
 
 
@@ -59,9 +60,9 @@ def read_recipe(file: Path) -> Recipe:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"recipe {file} cannot be read: {reason}") from error
+        raise ConfigError(f"recipe {file} cannot be read: {reason}", hint=HOW_TO) from error
     if not isinstance(data, dict):
-        raise ConfigError(f"recipe {file} is not a mapping")
+        raise ConfigError(f"recipe {file} is not a mapping", hint=HOW_TO)
     unknown = sorted(str(key) for key in set(data) - _FIELDS)
     if unknown:
         raise ConfigError(
@@ -70,6 +71,6 @@ def read_recipe(file: Path) -> Recipe:
         )
     for key in ("target", "drafter"):
         if not isinstance(data.get(key), str):
-            raise ConfigError(f"recipe {file} has no {key}")
+            raise ConfigError(f"recipe {file} has no {key}", hint=HOW_TO)
     choices = {key: data[key] for key in CHOICES if key in data}
     return Recipe(file.stem, file.parent, data["target"], data["drafter"], choices)

@@ -22,6 +22,7 @@ WIDTH_OPTION = typer.Option(
 AUTO_WIDTH_OPTION = typer.Option(
     "auto", help="Tokens that a step verifies: 1 to the block, or auto, which measures."
 )
+MAX_STDIN_BYTES = 4 << 20  # an engine holds at most 2^20 tokens
 AUTO_BUDGET_S = 0.5  # to measure steps of one slot, before a text that may be short
 
 
@@ -73,7 +74,9 @@ def generate(
     if width != "auto" and not width.isdecimal():
         raise ConfigError(f"width is {width!r}, allowed are auto and whole numbers from 1")
     if no_draft and width not in ("auto", "1"):
-        raise ConfigError(f"--no-draft and --width {width} contradict each other")
+        raise ConfigError(
+            f"--no-draft and --width {width} contradict each other", hint="leave one of them out"
+        )
     text = _read_stdin() if prompt == "-" else prompt
     loaded = Engine.load(engine, threads)
     ids = encode_prompt(loaded, text, system=system, raw=raw)
@@ -96,20 +99,32 @@ def generate(
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        text = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     except (AttributeError, OSError) as error:
         raise RequestError("standard input is closed", hint="give the prompt with -p") from error
+    if len(text) > MAX_STDIN_BYTES:
+        raise RequestError(
+            f"the prompt on standard input has more than {MAX_STDIN_BYTES} bytes",
+            hint="shorten the prompt",
+        )
+    try:
+        return text.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is not UTF-8 at byte {error.start}") from error
+        raise RequestError(
+            f"standard input is not UTF-8 at byte {error.start}", hint="convert the prompt to UTF-8"
+        ) from error
 
 
 def encode_prompt(engine: Engine, text: str, *, system: str | None, raw: bool) -> list[int]:
     """Ids of a prompt: through the chat template where there is one, unless `raw`."""
     if not text.strip():
-        raise RequestError("the prompt is empty")
+        raise RequestError("the prompt is empty", hint="give it some text")
     if raw or not engine.tokenizer.has_chat_template:
         if system is not None:
-            raise RequestError("--system needs a chat template, which is not used here")
+            raise RequestError(
+                "--system needs a chat template, which is not used here",
+                hint="leave --system or --raw out" if raw else "leave --system out",
+            )
         return engine.tokenizer.encode(text)
     messages_ = [{"role": "system", "content": system}] if system is not None else []
     return engine.tokenizer.encode_chat([*messages_, {"role": "user", "content": text}])

@@ -147,7 +147,10 @@ class Door:
         if params.max_tokens is None:
             return room if limit is None else min(room, limit)
         if limit is not None and params.max_tokens > limit:
-            raise CapacityError(f"max_tokens is {params.max_tokens}, allowed are 1 to {limit}")
+            raise CapacityError(
+                f"max_tokens is {params.max_tokens}, allowed are 1 to {limit}",
+                hint=f"ask for at most {min(limit, room)} tokens",
+            )
         if params.max_tokens > room:
             raise CapacityError(
                 f"max_tokens {params.max_tokens} and a prompt of {num_prompt} tokens exceed the "

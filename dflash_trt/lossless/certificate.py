@@ -64,7 +64,9 @@ class Certificate:
             draft.replace(file)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise BuildError(f"{file} cannot be written: {error.strerror}") from error
+            raise BuildError(
+                f"{file} cannot be written: {error.strerror}", hint="choose another --certificate"
+            ) from error
 
 
 def certify(

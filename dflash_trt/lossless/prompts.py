@@ -33,7 +33,9 @@ def read_prompts(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts {file} cannot be read: {error}") from error
+        raise ConfigError(
+            f"prompts {file} cannot be read: {error}", hint="give a UTF-8 text file"
+        ) from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise ConfigError(f"prompts {file} has no prompts", hint="write one prompt a line")

@@ -38,7 +38,9 @@ def open_session(
         limits = limits_of(directory.config)
         return OrtSession(directory.model, directory.config.pair, limits, num_threads)
     if num_threads is not None:
-        raise ConfigError(f"threads is {num_threads}: {directory.path} runs on a GPU")
+        raise ConfigError(
+            f"threads is {num_threads}: {directory.path} runs on a GPU", hint="leave --threads out"
+        )
     return _trt_session(directory, max_graphs)
 
 

@@ -134,6 +134,20 @@ def test_bad_input_is_one_line(
     refused(run(*(folder if part == "ENGINE" else part for part in arguments)), word)
 
 
+class Endless(io.RawIOBase):
+    """A stream of text without an end."""
+
+    num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        buffer[:] = b"a" * len(buffer)
+        self.num_bytes += len(buffer)
+        return len(buffer)
+
+
 def test_standard_input(run: Run, engine: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("generate", engine.directory.path, "-p", "-", "--max-tokens", 2)
     for content, word in ((b"\xff\xfe", "UTF-8"), (b"", "empty")):
@@ -141,6 +155,10 @@ def test_standard_input(run: Run, engine: TinyEngine, monkeypatch: pytest.Monkey
         refused(run(*command), word)
     monkeypatch.setattr(sys, "stdin", None)
     refused(run(*command), "closed")
+    endless = Endless()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(endless)))
+    refused(run(*command), "more than")
+    assert endless.num_bytes < 8 << 20
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
     assert run(*command)[0] == 0
 
