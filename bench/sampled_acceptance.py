@@ -35,8 +35,7 @@ from dflash_trt.runtime.session import StepResult, StepRows
 
 F64 = npt.NDArray[np.float64]
 SETTINGS = (
-    {"temperature": 0.6}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 0.8, "top_p": 0.95, "top_k": 50}, {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0}, {"temperature": 0.6}, {"temperature": 0.8, "top_p": 0.95, "top_k": 50},
 )  # fmt: skip
 
 
@@ -110,6 +109,9 @@ def distribution(logits: npt.NDArray[np.float32], params: SamplingParams) -> F64
     """What a token is drawn from, [.., V]: temperature, then top-k, top-p and min-p."""
     scaled = logits.astype(np.float64) / params.temperature
     weight = np.exp(scaled - scaled.max(-1, keepdims=True))
+    if not params.top_k and params.top_p == 1.0:
+        weight = np.where(weight >= params.min_p, weight, 0.0)
+        return np.asarray(weight / weight.sum(-1, keepdims=True))
     ordered = -np.sort(-weight, axis=-1)
     if params.top_k:
         limit = ordered[..., min(params.top_k, weight.shape[-1]) - 1, None]
@@ -198,11 +200,11 @@ def main() -> None:
             made = measure(engine, ids, [params], args.width).to_json()
             name = ", ".join(f"{key} {value}" for key, value in setting.items())
             report["classes"].setdefault(kind, {})[name] = made
+            Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
             lengths = [made[w]["acceptance_length"] for w in ("ours", "rejection_sampling")]
             print(f"{kind}: {name}: ours {lengths[0]:.3f}, rejection sampling {lengths[1]:.3f}",
                   f"first draft {made['ours']['by_position'][0]:.3f}",
                   f"{made['rejection_sampling']['by_position'][0]:.3f}", flush=True)  # fmt: skip
-    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
