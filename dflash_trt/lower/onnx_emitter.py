@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from dflash_trt.errors import NoLowering
-from dflash_trt.graph import DType, Graph, Node, Tensor, tracing
-from dflash_trt.graph.compounds import DECOMPOSITIONS
+from dflash_trt.graph import DType, Graph, Node, Tensor
 from dflash_trt.lower.onnx_weights import OnnxWeights
+from dflash_trt.lower.walk import Walker
 
 ONNX_TYPES = {
     DType.ACT: TensorProto.FLOAT,
@@ -23,40 +22,16 @@ ONNX_TYPES = {
 }
 
 
-class OnnxEmitter:
+class OnnxEmitter(Walker[str]):
     """Walks a graph once; equal nodes (same operator, inputs, attributes) are emitted once."""
 
+    backend = "ONNX"
+
     def __init__(self, weights: OnnxWeights, emitters: Mapping[str, Emitter]) -> None:
+        super().__init__(emitters)
         self.weights = weights
-        self.emitters = emitters
-        self.names: dict[Tensor, str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.memo: dict[object, list[str]] = {}
-        self.count = 0
-
-    def graph(self, graph: Graph) -> None:
-        """Emit all nodes of a graph."""
-        for node in graph.nodes:
-            self.node(node)
-
-    def node(self, node: Node) -> None:
-        """Emit one node: claimed whole, or decomposed."""
-        emitter = self.emitters.get(node.op)
-        if emitter is not None:
-            results = emitter(self, node)
-        elif node.op in DECOMPOSITIONS:
-            results = [self.expand(node)]
-        else:
-            raise NoLowering(f"op {node.op!r} has no lowering to ONNX")
-        self.names.update(zip(node.outputs, results, strict=True))
-
-    def expand(self, node: Node) -> str:
-        """Emit the decomposition of a compound."""
-        inner = Graph(node.op)
-        with tracing(inner):
-            result = DECOMPOSITIONS[node.op](*node.inputs, **node.attrs)
-        self.graph(inner)
-        return self.names[result]
 
     def branch(self, graph: Graph) -> onnx.GraphProto:
         """A subgraph that reads outer values; what it emits stays inside it."""
@@ -69,11 +44,6 @@ class OnnxEmitter:
         proto = helper.make_graph(self.nodes, graph.name, [], [value_info(name, result)])
         self.nodes, self.memo = outer_nodes, outer_memo
         return proto
-
-    def fresh(self, stem: str) -> str:
-        """A name that no other value has."""
-        self.count += 1
-        return f"{stem}#{self.count}"
 
     def emit(
         self, op: str, inputs: list[str], node: Node, num_outputs: int = 1, **attrs: Any

@@ -13,6 +13,7 @@ from dflash_trt.contract import BLOCK_ROWS
 from dflash_trt.errors import NoLowering
 from dflash_trt.graph import Dim, LinearWeight, Node
 from dflash_trt.lower.onnx_emitter import ONNX_TYPES, Emitter, OnnxEmitter, value_info
+from dflash_trt.lower.walk import copied_dims
 
 MICROSOFT = "com.microsoft"
 STACKED_BELOW = 1024  # outputs; above, a split costs more than one more product
@@ -108,17 +109,7 @@ def _iota(low: OnnxEmitter, node: Node) -> list[str]:
 
 
 def _reshape(low: OnnxEmitter, node: Node) -> list[str]:
-    old, new = node.inputs[0].shape, node.outputs[0].shape
-    shape: list[int] = []
-    for axis, dim in enumerate(new):
-        if isinstance(dim, int):
-            shape.append(dim)
-        elif axis < len(old) and old[axis] == dim:
-            shape.append(0)  # ONNX: copy this axis
-        else:
-            shape.append(-1)
-    if shape.count(-1) > 1:
-        raise NoLowering(f"reshape {old} -> {new} has two dims that ONNX cannot infer")
+    shape = copied_dims(node.inputs[0].shape, node.outputs[0].shape)
     return low.emit("Reshape", [low.names[node.inputs[0]], low.const(shape, np.int64)], node)
 
 

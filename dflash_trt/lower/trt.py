@@ -1,0 +1,86 @@
+"""Lowering of the op surface to TensorRT's INetworkDefinition, for both of its Python modules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.contract import BLOCK_OFFSETS, BLOCK_ROWS, CAPACITY, DRAFT_OFFSETS, DRAFT_ROWS
+from dflash_trt.graph import Graph, Node, Tensor
+from dflash_trt.lower.trt_emitter import Array, Literal, TrtEmitter, TrtTensor
+from dflash_trt.lower.trt_ops import EMITTERS
+from dflash_trt.lower.trt_weights import TrtWeights
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What an engine fixes: sizes of named dims, and graph inputs that become constants."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+
+
+def step_fixed(block: int, capacity: int) -> Fixed:
+    """What the engine of a step graph fixes: it always drafts the whole block, caches of one size.
+
+    So `block_offsets` and `draft_offsets` are no inputs of it, and no tensor in it is empty.
+    """
+    return Fixed(
+        sizes={BLOCK_ROWS: block, DRAFT_ROWS: block - 1, CAPACITY: capacity},
+        inputs={
+            BLOCK_OFFSETS: np.arange(block, dtype=np.int32),
+            DRAFT_OFFSETS: np.arange(1, block, dtype=np.int32),
+        },
+    )
+
+
+def lower_to_trt(
+    graph: Graph,
+    network: Any,
+    trt: Any,
+    weights: TrtWeights,
+    compute: str,
+    fixed: Fixed | None = None,
+    decompose: Collection[str] = (),
+) -> None:
+    """Add inputs, layers and outputs of a graph to a strongly typed, empty network.
+
+    `trt` is the module `tensorrt` or `tensorrt_rtx`; `compute` is bf16, fp16 or fp32. Dims that are
+    not fixed are -1 and named. `weights.kept` and the reader's mapped files must stay until the
+    engine is built. `decompose` names compounds to expand although TensorRT has a layer. The same
+    graph and weights give the same layers, in order and by name. Raises `NoLowering`.
+    """
+    fixed = fixed or Fixed()
+    claimed = {op: emit for op, emit in EMITTERS.items() if op not in decompose}
+    lowering = TrtEmitter(network, trt, weights, compute, claimed, fixed.sizes)
+    for tensor in graph.inputs:
+        if tensor.name in fixed.inputs:
+            lowering.names[tensor] = Literal(fixed.inputs[tensor.name])
+        else:
+            lowering.names[tensor] = _input(lowering, tensor)
+    lowering.graph(graph)
+    for name, tensor in graph.outputs.items():
+        _output(lowering, name, tensor)
+
+
+def _input(low: TrtEmitter, tensor: Tensor) -> TrtTensor:
+    dims = low.dims(tensor.shape)
+    shape = [dim if isinstance(dim, int) else -1 for dim in dims]
+    added = low.network.add_input(tensor.name, low.types[tensor.dtype], shape)
+    for axis, dim in enumerate(dims):
+        if isinstance(dim, str):
+            added.set_dimension_name(axis, dim)
+    return added
+
+
+def _output(low: TrtEmitter, name: str, tensor: Tensor) -> None:
+    """Name and mark an output. A value that has another name to keep gets a copy."""
+    node = Node("output", (), (), {}, "/output")
+    value = low.value(tensor, node)
+    if value.is_network_input or value.is_network_output or isinstance(low.names[tensor], Literal):
+        value = low.layer(node, "identity", [value], lambda: low.network.add_identity(value), name)[0]
+    value.name = name
+    low.network.mark_output(value)
