@@ -115,8 +115,26 @@ def _where(low: TrtEmitter, node: Node) -> list[TrtTensor]:
 
 
 def _cast(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    x = low.value(node.inputs[0], node)
-    return [low.cast(x, low.types[node.outputs[0].dtype], node)]
+    """Into and out of INT64 through memory: see `_materialized`."""
+    x, to = low.value(node.inputs[0], node), low.types[node.outputs[0].dtype]
+    if low.trt.DataType.INT64 in (x.dtype, to) and x.dtype != to:
+        x = _materialized(low, node, x)
+    return [low.cast(x, to, node)]
+
+
+def _materialized(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
+    """x, written to memory: a sum along an added axis of one element, which nothing fuses with.
+
+    TensorRT-RTX 1.7 follows each path through the INT64 arithmetic of the noise when it fuses it
+    with a reduction before or behind it, and there are millions: the build would take hours.
+    """
+    rank = len(x.shape)
+    axis = low.const(rank, low.trt.DataType.INT32, node)
+    column = reshaped(low, node, x, [0] * rank + [1])
+    op = low.trt.CumulativeOperation.SUM
+    make = lambda: low.network.add_cumulative(column, axis, op, False, False)  # noqa: E731
+    same = low.layer(node, "materialize", [column, axis], make)[0]
+    return reshaped(low, node, same, [0] * rank)
 
 
 def _reduce(op: str) -> Emitter:
