@@ -78,9 +78,10 @@ def _input(low: TrtEmitter, tensor: Tensor) -> TrtTensor:
 
 def _output(low: TrtEmitter, name: str, tensor: Tensor) -> None:
     """Name and mark an output. A value that has another name to keep gets a copy."""
-    node = Node("output", (), (), {}, "/output")
+    node, made = Node("output", (), (), {}, "/output"), low.names[tensor]
     value = low.value(tensor, node)
-    if value.is_network_input or value.is_network_output or isinstance(low.names[tensor], Literal):
-        value = low.layer(node, "identity", [value], lambda: low.network.add_identity(value), name)[0]
+    if isinstance(made, Literal) or made.is_network_input or made.is_network_output:
+        make = lambda: low.network.add_identity(value)  # noqa: E731
+        value = low.layer(node, "identity", [value], make, name)[0]
     value.name = name
     low.network.mark_output(value)

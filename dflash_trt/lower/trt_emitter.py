@@ -78,7 +78,7 @@ class TrtEmitter(Walker[Any]):
     def placed(
         self, value: TrtTensor | Literal, to: Any, node: Node, rank: int | None = None
     ) -> TrtTensor:
-        """A value with leading axes of 1 up to `rank`; a literal becomes a constant of type `to`."""
+        """A value with leading axes of 1 up to `rank`; a literal as a constant of type `to`."""
         if isinstance(value, Literal):
             array = value.array
             if rank is not None and rank > array.ndim:

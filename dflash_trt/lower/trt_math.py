@@ -62,7 +62,7 @@ def shape_of(low: TrtEmitter, node: Node, x: TrtTensor, axis: int) -> TrtTensor 
 def arange(low: TrtEmitter, node: Node, length: TrtTensor | Literal) -> TrtTensor | Literal:
     """0, 1, .. length - 1 as int32; length is a scalar."""
     if isinstance(length, Literal):
-        return Literal(np.arange(length.array, dtype=np.int32))
+        return Literal(np.arange(int(length.array), dtype=np.int32))
     int32 = low.trt.DataType.INT32
     size = reshaped(low, node, length, [1])
     zero, one = low.const(0, int32, node), low.const([1], int32, node)

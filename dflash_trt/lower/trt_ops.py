@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.errors import NoLowering
-from dflash_trt.graph import DType, Node
+from dflash_trt.graph import Node
 from dflash_trt.lower.trt_attention import ATTENTION
 from dflash_trt.lower.trt_emitter import Emitter, Literal, TrtEmitter, TrtTensor
 from dflash_trt.lower.trt_linear import LINEAR

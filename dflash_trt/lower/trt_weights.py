@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.floats import (
-    FP4_BLOCK,
     F32,
+    FP4_BLOCK,
     Fp8Weight,
     Nvfp4Weight,
     quantize_fp8,
@@ -31,6 +31,10 @@ COMPUTE_TYPES: dict[str, np.dtype[Any]] = {
     "fp32": np.dtype(np.float32),
 }
 _STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}  # types as checkpoints spell them
+_QUANTIZERS: dict[str, Callable[[F32], Fp8Weight | Nvfp4Weight]] = {
+    "fp8": quantize_fp8,
+    "nvfp4": quantize_nvfp4,
+}
 PIECE_VALUES = 4 << 20  # a weight of another type is converted in pieces of this size
 
 
@@ -99,8 +103,7 @@ class TrtWeights:
         if kind is None or shape[1] % FP4_BLOCK:
             return None
         if owner not in self._quantized:
-            quantize = {"fp8": quantize_fp8, "nvfp4": quantize_nvfp4}[kind]
-            self._quantized[owner] = quantize(self.reader.read(owner))
+            self._quantized[owner] = _QUANTIZERS[kind](self.reader.read(owner))
         return self._quantized[owner]
 
     def _converted(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

@@ -89,12 +89,12 @@ def _fp4_codes(values: F32) -> U8:
     for code, midpoint in enumerate(_FP4_MIDPOINTS):
         # Between codes c and c + 1 a tie goes to the even one.
         codes += size >= midpoint if code % 2 else size > midpoint
-    codes |= np.signbit(values).astype(np.uint8) << 3
+    codes |= np.signbit(values).astype(np.uint8) << np.uint8(3)
     return codes
 
 
 def _pack(codes: U8) -> U8:
-    packed: U8 = codes[..., ::2] | codes[..., 1::2] << 4
+    packed: U8 = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
     return packed
 
 
