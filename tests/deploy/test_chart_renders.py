@@ -63,8 +63,12 @@ def test_lint(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_golden(name: str) -> None:
     texts = render_text(example(name)).items()
-    parts = [f"# {file}\n{text.strip()}\n" for file, text in texts if file != "NOTES.txt"]
-    text = "\n".join(parts)
+    parts = [
+        f"---\n# {file}\n{text.strip().removeprefix('---').strip()}\n"
+        for file, text in texts
+        if file != "NOTES.txt"
+    ]
+    text = "".join(parts)
     golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("DFLASH_TRT_UPDATE_GOLDEN"):
         golden.write_text(text)
