@@ -36,18 +36,19 @@ class Walker(Generic[Value]):
         if emitter is not None:
             results = emitter(self, node)
         elif node.op in DECOMPOSITIONS:
-            results = [self.expand(node)]
+            results = self.expand(node)
         else:
             raise NoLowering(f"op {node.op!r} has no lowering to {self.backend}")
         self.names.update(zip(node.outputs, results, strict=True))
 
-    def expand(self, node: Node) -> Value:
+    def expand(self, node: Node) -> list[Value]:
         """Emit the decomposition of a compound, under its own scope."""
         inner = Graph(node.op)
         with tracing(inner), scope(node.scope.strip("/")):
             result = DECOMPOSITIONS[node.op](*node.inputs, **node.attrs)
         self.graph(inner)
-        return self.names[result]
+        results = result if isinstance(result, tuple) else (result,)
+        return [self.names[tensor] for tensor in results]
 
     def fresh(self, stem: str) -> str:
         """A name that no other value has."""

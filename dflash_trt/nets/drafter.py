@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_trt.config import DrafterConfig
-from dflash_trt.contract import KV_ROWS
 from dflash_trt.graph import (
     DType,
     LinearWeight,
@@ -21,13 +20,13 @@ from dflash_trt.graph import (
     concat,
     div,
     embedding,
-    gather_rows,
-    kv_update,
     linear,
     mul,
+    param,
     scope,
     unary,
 )
+from dflash_trt.graph.compounds import Compaction, inject_kv
 from dflash_trt.nets.layers import (
     Span,
     merge_heads,
@@ -41,14 +40,9 @@ from dflash_trt.nets.layers import (
 
 @dataclass(frozen=True)
 class Injection:
-    """How the rows [context (S), block (K)] of a step go into a drafter cache.
+    """Where a step's rows go in a drafter cache: committed context rows, the block right behind."""
 
-    `source` int32 [B, S + K] picks, for each cache row to write, the computed row: the committed
-    context rows first, the block right behind them, so rejected rows are written nowhere.
-    """
-
-    source: Tensor
-    rows: Span  # of the S + K cache rows
+    rows: Compaction  # of the S + K rows
     block: Span  # of the K block rows
 
 
@@ -124,18 +118,15 @@ def _layer(
     prefix = f"drafter.layers.{layer}"
     attn, eps = config.attention, config.rms_norm_eps
 
-    def compact(context: Tensor, block: Tensor) -> Tensor:
-        return gather_rows(concat([context, block], 1, KV_ROWS), place.source)
-
     with scope("self_attn"):
         # input_layernorm is the block's alone: the context enters through k_proj and v_proj raw.
         x = norm(hidden, f"{prefix}.input_layernorm.weight", eps)
         q, k, v = project(x, f"{prefix}.self_attn", "qkv", attn)
         q = split_heads(q, attn, f"{prefix}.self_attn.q_norm.weight", eps)
-        k = split_heads(compact(injected[0], k), attn, f"{prefix}.self_attn.k_norm.weight", eps)
-        v = split_heads(compact(injected[1], v), attn, None, eps)
-        key = kv_update(cache[0], place.rows.rotate(k), place.rows.start)
-        value = kv_update(cache[1], v, place.rows.start)
+        weight = f"{prefix}.self_attn.k_norm.weight"
+        k_norm = (param(weight, (attn.head_dim,)), eps) if attn.qk_norm else None
+        tables = (place.block.cos, place.block.sin)
+        key, value = inject_kv(cache, injected, (k, v), place.rows, tables, k_norm)
         mask = config.masks[layer]
         mixed = attention(place.block.rotate(q), key, value, place.block.kv_length, mask)
         hidden = add(hidden, merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size))

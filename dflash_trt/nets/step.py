@@ -31,7 +31,7 @@ from dflash_trt.graph import (
     tracing,
     where,
 )
-from dflash_trt.graph.compounds import prefix_count
+from dflash_trt.graph.compounds import compaction, prefix_count
 from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
 from dflash_trt.nets.layers import Span
 from dflash_trt.nets.penalties import Adjustment
@@ -89,12 +89,8 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     start = add(length, committed)
     attn = pair.drafter.attention
     block_span = _span(attn, num_positions, start, block_offsets)
-    kv_rows = iota(add(step_tokens, size(block_offsets, 0)), c.KV_ROWS)
-    place = Injection(
-        source=_compaction(committed, step_tokens, kv_rows),
-        rows=_span(attn, num_positions, length, kv_rows),
-        block=block_span,
-    )
+    kv_rows = compaction(length, committed, step_tokens, size(block_offsets, 0))
+    place = Injection(rows=kv_rows, block=block_span)
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
     draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
     for_drafts = adjustment.for_drafts(draft_offsets)
@@ -160,18 +156,6 @@ def _span(attention: AttentionConfig, num_positions: int, start: Tensor, offsets
         cos=constant(cos, DType.F32),
         sin=constant(sin, DType.F32),
     )
-
-
-def _compaction(committed: Tensor, step_tokens: Tensor, kv_rows: Tensor) -> Tensor:
-    """Which of [context (S), block (K)] each written cache row takes: int32 [B, S + K].
-
-    Row r is context r while r < committed, then block row r - committed. What comes after the
-    block is never read: it repeats the last row.
-    """
-    row = reshape(kv_rows, (1, c.KV_ROWS))
-    from_block = add(sub(row, reshape(committed, (c.SLOTS, 1))), step_tokens)
-    is_context = less(row, reshape(committed, (c.SLOTS, 1)))
-    return minimum(where(is_context, row, from_block), sub(size(kv_rows, 0), 1))
 
 
 def _outer(start: Tensor, offsets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,35 @@ def scattered() -> Array:
     return out
 
 
+KV_CACHES = [RNG.normal(size=(3, 2, 12, 8)).astype(np.float32) for _ in "kv"]
+KV_CONTEXT = [RNG.normal(size=(3, 4, 16)).astype(np.float32) for _ in "kv"]
+KV_BLOCK = [RNG.normal(size=(3, 3, 16)).astype(np.float32) for _ in "kv"]
+KV_START, KV_COMMITTED = np.array([0, 4, 5], np.int32), np.array([4, 0, 1], np.int32)
+
+
+def injected(eps: float | None) -> list[Array]:
+    """Committed rows, then the block, then its last row again: this fallback's own garbage."""
+    caches = [cache.copy() for cache in KV_CACHES]
+    for b, (start, committed) in enumerate(zip(KV_START, KV_COMMITTED, strict=True)):
+        at = start + np.arange(7)
+        for cache, context, block in zip(caches, KV_CONTEXT, KV_BLOCK, strict=True):
+            rows = np.concatenate([context[b, :committed], block[b]])
+            rows = np.pad(rows, ((0, 7 - len(rows)), (0, 0)), "edge").reshape(7, 2, 8)
+            if cache is caches[0]:
+                if eps is not None:
+                    rows = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + eps) * NORM
+                rows = rotated(rows.swapaxes(0, 1)[None], at[None], COS, SIN)[0].swapaxes(0, 1)
+            cache[b, :, at] = rows
+    return caches
+
+
+def inject_body(*x: Any, eps: float | None = None) -> list[Any]:
+    norm = None if eps is None else (x[10], eps)
+    place = compounds.compaction(x[6], x[7], g.size(x[2], 1), g.size(x[4], 1))
+    return list(compounds.inject_kv(x[:2], x[2:4], x[4:6], place, x[8:10], norm))
+
+
+KV_INPUTS = [*KV_CACHES, *KV_CONTEXT, *KV_BLOCK, KV_START, KV_COMMITTED, COS, SIN]
 UNARY = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "sigmoid": sigmoid}
 ROWS = np.array([[2, 0, 0, 1], [1, 1, 2, 2]], np.int32)
 TIED = np.array([[1, 5, 5, 0], [2, 2, 2, 2]], np.float32)
@@ -213,6 +243,8 @@ CASES: dict[str, Case] = {
     "rope": simple(compounds.rope, QUERY, POSITIONS, COS, SIN,
                    wanted=rotated(QUERY, POSITIONS, COS, SIN),
                    dims={"in0": ("b", "n", "s", 8), "in1": ("b", "s")}),
+    "inject_kv": simple(partial(inject_body, eps=0.1), *KV_INPUTS, NORM, wanted=injected(0.1)),
+    "inject_kv-without-norm": simple(inject_body, *KV_INPUTS, wanted=injected(None)),
     "swiglu": simple(compounds.swiglu, X, X[::-1].copy(), wanted=X * sigmoid(X) * X[::-1]),
     "prefix_count": simple(compounds.prefix_count,
                            np.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool),
