@@ -96,6 +96,8 @@ def _configure(trt: Any, builder: Any, device: Device) -> Any:
     if device.backend == TENSORRT_RTX:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, device.name.upper()), 0)
+        # An engine that allocated memory while it runs could not become part of a CUDA graph.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     return config
 
 

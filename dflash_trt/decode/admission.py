@@ -73,7 +73,7 @@ class Door:
         if params.logprobs is not None and not self._limits.has_logits:
             raise RequestError(
                 "this engine does not return logits, so there are no logprobs",
-                hint="build it with logits",
+                hint="build it with --logits",
             )
         if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
             raise RequestError(f"the deadline is in {timeout_s} s, allowed are times above 0")

@@ -108,7 +108,7 @@ class TrtSession:
         Raises `CapacityError` for a step beyond the engine's limits, `GpuError`.
         """
         if want_logits and not self._shapes.has_logits:
-            raise CapacityError("this engine does not return logits", hint="build it with logits")
+            raise CapacityError("this engine does not return logits", hint="build it with --logits")
         key = self._shapes.key(first_slot, rows)
         inputs = self._mirror(key.adjusted)
         fill(inputs.host, self._shapes.inputs(key), rows)
