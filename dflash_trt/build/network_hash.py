@@ -13,7 +13,6 @@ from dflash_trt import contract
 
 _NOT_OF_THE_LAYER = {
     "name", "metadata", "type", "num_inputs", "num_outputs", "num_ranks",
-    "normalization_quantize_to_type",  # logs an error where it is not set; we set it nowhere
 }  # fmt: skip
 MAX_HASHED = 1 << 20  # larger constants are weights: their bytes are the checkpoints'
 _PLAIN = (bool, int, float, str, tuple, list)
@@ -50,7 +49,7 @@ def hash_network(
         put(
             str(layer.type),
             [None if tensor is None else numbers[tensor.name] for tensor in inputs],
-            [[str(tensor.dtype), list(tensor.shape)] for tensor in outputs],
+            [[str(tensor.dtype), str(_readable(tensor, "shape"))] for tensor in outputs],
             _attributes(trt, layer),
         )
     for index in range(network.num_outputs):
@@ -63,6 +62,14 @@ def hash_network(
     for profile in profiles:
         put("profile", profile.name, profile.dims)
     return digest.hexdigest()
+
+
+def _readable(thing: Any, name: str) -> Any:
+    """An attribute; None where TensorRT refuses to tell, as of an invalid or unset one."""
+    try:
+        return getattr(thing, name)
+    except RuntimeError:
+        return None
 
 
 def _attributes(trt: Any, layer: Any) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def _plain(trt: Any, thing: Any) -> dict[str, Any]:
     for name in sorted(set(dir(thing)) - _NOT_OF_THE_LAYER):
         if name.startswith("_"):
             continue
-        value = getattr(thing, name)
+        value = _readable(thing, name)
         if isinstance(value, trt.Weights):
             found[name] = [str(value.dtype), value.size]
         elif isinstance(value, trt.IAttention):

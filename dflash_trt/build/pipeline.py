@@ -14,6 +14,7 @@ from dflash_trt import contract, engine_dir, swap
 from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
+from dflash_trt.build.trt_engine import write_tensorrt
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.pair import Pair, check_block, read_pair
@@ -86,8 +87,6 @@ def plan(
 def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> EngineDir:
     """Write the engine directory of a plan. Raises `BuildError`; nothing is left on failure."""
     device = plan.device
-    if device.is_gpu:
-        raise BuildError(f"engines for device {device.name} are not built yet")
     output = swap.real_path(output)
     config = EngineConfig(
         device.backend, plan.choices, plan.pair.config, plan.versions.get(device.backend)
@@ -98,10 +97,11 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
     graph = trace_step(plan.pair.config, plan.choices.block, rows)
     manifest = _manifest(plan)
+    write = write_tensorrt if device.is_gpu else write_onnx
     with writing_engine(output, config, manifest, force=force) as folder:
         tokenizer.export(folder)
         reader = Reporting(plan.pair.weights(), progress, plan.source_bytes)
-        manifest |= write_onnx(graph, plan.pair.config, plan.choices, reader, folder)
+        manifest |= write(graph, plan.pair.config, plan.choices, reader, folder)
         progress("checksums", plan.source_bytes, plan.source_bytes)
     return engine_dir.open_engine(output, check_hashes=False)
 

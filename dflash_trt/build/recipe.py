@@ -13,6 +13,7 @@ import yaml
 
 from dflash_trt.config import BuildChoices
 from dflash_trt.errors import ConfigError
+from dflash_trt.flavor import CPU
 
 PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
 CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
@@ -29,6 +30,13 @@ class Recipe:
     target: str
     drafter: str
     choices: Mapping[str, Any]
+
+    def choices_for(self, device: str | None) -> dict[str, Any]:
+        """The choices for a device, None for the recipe's own; elsewhere its precision is unfit."""
+        if device in (None, self.choices.get("device", CPU)):
+            return dict(self.choices)
+        kept = {key: value for key, value in self.choices.items() if key != "precision"}
+        return {**kept, "device": device}
 
 
 def recipe_folder() -> Path:

@@ -30,6 +30,7 @@ class BuiltEngine:
 
     network_sha256: str
     num_layers: int  # of the network definition
+    tensors: list[dict[str, Any]]  # its inputs and outputs, with the names of their dims
     layers: dict[str, Any]  # the content of layers.json
     warnings: tuple[str, ...]
 
@@ -66,14 +67,12 @@ def build_engine(
     network = builder.create_network(flags)
     try:
         kept = define(network)
-        with messages.muted():
-            digest = hash_network(trt, network, kept, profiles)
     except BuildError as error:
         if not messages.errors:
             raise
         raise BuildError(f"{error.message}: {messages.cause}", error.hint) from error
-    except RuntimeError as error:  # TensorRT's own, for a tensor that an invalid layer makes
-        raise _refused(trt, messages) from error
+    with messages.muted():
+        digest = hash_network(trt, network, kept, profiles)
     config = _configure(trt, builder, device)
     for profile in profiles:
         config.add_optimization_profile(_profile(builder, network, profile))
@@ -84,6 +83,7 @@ def build_engine(
     return BuiltEngine(
         network_sha256=digest,
         num_layers=network.num_layers,
+        tensors=_tensors(network),
         layers=read_layers(messages.layers, messages.num_engines),
         warnings=tuple(messages.warnings),
     )
@@ -122,6 +122,27 @@ def profile_shapes(
         least, tuned, most = (tuple(r[i] for r in ranges) for i in range(3))
         shapes[tensor.name] = (least, tuned, most)
     return shapes
+
+
+def _tensors(network: Any) -> list[dict[str, Any]]:
+    """Name, mode, type and dims of each input and output; a dim that varies goes by its name."""
+    modes = {
+        "input": (network.num_inputs, network.get_input),
+        "output": (network.num_outputs, network.get_output),
+    }
+    return [
+        {
+            "name": tensor.name,
+            "mode": mode,
+            "dtype": tensor.dtype.name.lower(),
+            "dims": [
+                size if size >= 0 else tensor.get_dimension_name(axis) or "any"
+                for axis, size in enumerate(tensor.shape)
+            ],
+        }
+        for mode, (count, get) in modes.items()
+        for tensor in map(get, range(count))
+    ]
 
 
 def _timing_cache(trt: Any, config: Any, device: Device, digest: str) -> Path | None:

@@ -27,7 +27,7 @@ class Messages:
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
-        """Keep nothing meanwhile: reading a layer's attributes warns of those that are not set."""
+        """Keep nothing meanwhile: reading what a layer does not have is an error to TensorRT."""
         self._are_muted = True
         try:
             yield

@@ -15,7 +15,7 @@ from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows, progress_bar
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
-from dflash_trt.flavor import PRECISIONS
+from dflash_trt.flavor import DEVICES, PRECISIONS
 
 
 def build(
@@ -26,7 +26,11 @@ def build(
         None, help="Drafter checkpoint: a folder or hf:ORG/NAME. A recipe names its own."
     ),
     output: Path | None = typer.Option(
-        None, "--output", "-o", help="Engine directory to write. Default: ./NAME-PRECISION-bBLOCK"
+        None,
+        "--output",
+        "-o",
+        help="Engine directory to write. Default: ./NAME-PRECISION-bBLOCK, "
+        "with the device after the name for a GPU.",
     ),
     block: int | None = typer.Option(
         None, help="Block size, anchor counted. Default: what the drafter was trained with."
@@ -36,6 +40,9 @@ def build(
         help=f"Weights: {', '.join(PRECISIONS)}. Default: the recipe's, else fp32 for the CPU and "
         "bf16 for a GPU.",
     ),
+    device: str | None = typer.Option(
+        None, help=f"What it runs on: {', '.join(DEVICES)}. Default: the recipe's, else cpu."
+    ),
     max_seq_len: int | None = typer.Option(
         None,
         help="Prompt and output tokens of one request. Default: what both models allow, "
@@ -44,6 +51,11 @@ def build(
     max_slots: int | None = typer.Option(None, help="Requests that decode together. Default: 4."),
     prefill_chunk: int | None = typer.Option(
         None, help="Prompt tokens that one step reads. Default: 256."
+    ),
+    logits: bool | None = typer.Option(
+        None,
+        "--logits",
+        help="A GPU engine returns logits too, for logprobs; a CPU one always can.",
     ),
     force: bool = typer.Option(False, "--force", help="Replace an engine that is there."),
     as_json: bool = JSON_OPTION,
@@ -57,6 +69,8 @@ def build(
         "max_seq_len": max_seq_len,
         "max_slots": max_slots,
         "prefill_chunk": prefill_chunk,
+        "device": device,
+        "logits": logits,
     }
     chosen = {key: value for key, value in flags.items() if value is not None}
     made = _plan(target, drafter, recipe, chosen)
@@ -64,7 +78,10 @@ def build(
         messages.print(f"warning: {warning}", soft_wrap=True)
     name = recipe.name if recipe else made.target.stem
     choices = made.choices
-    folder = output or Path(f"{name}-{choices.precision}-b{choices.block}")
+    parts = [name, choices.precision, f"b{choices.block}"]
+    if made.device.is_gpu:
+        parts.insert(1, choices.device)
+    folder = output or Path("-".join(parts))
     with progress_bar() as bar:
         task = bar.add_task("weights", total=made.source_bytes)
         engine = build_engine(
@@ -87,7 +104,7 @@ def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[
         return plan(
             recipe.target,
             drafter or recipe.drafter,
-            {**recipe.choices, **chosen},
+            {**recipe.choices_for(chosen.get("device")), **chosen},
             target_base=recipe.base,
             drafter_base=None if drafter else recipe.base,
         )
@@ -116,7 +133,16 @@ def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
 
 
 def _print_table(figures: dict[str, Any]) -> None:
-    plain = ("engine", "target", "drafter", "backend", "precision", "block", "max_seq_len")
+    plain = (
+        "engine",
+        "target",
+        "drafter",
+        "backend",
+        "device",
+        "precision",
+        "block",
+        "max_seq_len",
+    )
     per_slot = figures["cache_bytes_per_slot"] / 1e6
     print_rows(
         [

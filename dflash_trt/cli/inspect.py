@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from dflash_trt import contract
 from dflash_trt.cli.output import JSON_OPTION, print_json, print_rows
-from dflash_trt.engine_dir import MANIFEST, EngineDir, open_engine, sha256
-from dflash_trt.lossless.certificate import STORED_AS
+from dflash_trt.engine_dir import open_engine
+from dflash_trt.inspection import describe
 
 
 def inspect(
@@ -26,42 +23,6 @@ def inspect(
         print_json(figures)
     else:
         _print_tables(figures)
-
-
-def describe(engine: EngineDir) -> dict[str, Any]:
-    """Everything `inspect` shows, as plain types."""
-    config = engine.config
-    rows = contract.cache_rows(config.choices.max_seq_len, config.choices.block)
-    caches = contract.all_caches(config.pair)
-    return {
-        "engine": str(engine.path),
-        "backend": config.backend,
-        "choices": dataclasses.asdict(config.choices),
-        "max_drafts": config.choices.block - 1,
-        "target": dataclasses.asdict(config.pair.target),
-        "drafter": dataclasses.asdict(config.pair.drafter),
-        "context_feature": {
-            f"target layer {i}": f"output of target.layers.{i} (before layer {i + 1} or the norm)"
-            for i in config.pair.drafter.target_layer_ids
-        },
-        "caches": {
-            "count": len(caches),
-            "rows": rows,
-            "bytes_per_slot": contract.cache_bytes_per_slot(config.pair, config.choices),
-        },
-        "certificate": _certificate(engine),
-        **engine.manifest,
-    }
-
-
-def _certificate(engine: EngineDir) -> dict[str, Any] | None:
-    """The verdict of a lossless certificate that is kept in the directory."""
-    try:
-        data = json.loads((engine.path / STORED_AS).read_bytes())
-        stands = data["engine_sha256"] == sha256(engine.path / MANIFEST)
-        return {"lossless": data["lossless"], "is_of_this_engine": stands}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _print_tables(figures: dict[str, Any]) -> None:
@@ -78,6 +39,7 @@ def _print_tables(figures: dict[str, Any]) -> None:
             ("mask token", figures["drafter"]["mask_token_id"]),
             ("caches", f"at most {figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot"),
             *_verdict(figures["certificate"]),
+            *_tensorrt(figures),
             *(("version", f"{name} {v}") for name, v in figures.get("versions", {}).items()),
             *(
                 ("file", f"{name}  {entry['bytes']:,} bytes  {entry['sha256'][:16]}")
@@ -98,6 +60,37 @@ def _side(figures: dict[str, Any], side: str) -> list[tuple[str, object]]:
         ("", f"{facts['num_layers']} layers, hidden {facts['hidden_size']}, {heads} of "
          f"{attention['head_dim']}, {rope}"),
     ]  # fmt: skip
+
+
+def _tensorrt(figures: dict[str, Any]) -> list[tuple[str, object]]:
+    """What TensorRT made of the step graph."""
+    facts = figures["tensorrt"]
+    if facts is None:
+        return []
+    step, kernels = facts["step"], facts["kernels"]
+    engines = "one engine" if step["engines"] == 1 else f"{step['engines']} engines"
+    where = "all of them on the GPU"
+    if step["on_host"]:
+        where = f"on the host: {', '.join(step['on_host'])}"
+    types = ", ".join(f"{name} {count}" for name, count in kernels["types"].items())
+    weights = ", ".join(f"{name} {count}" for name, count in kernels["weights"].items())
+    return [
+        ("tensorrt", f"built for compute capability {facts['compute_capability']}"),
+        ("network", f"{facts['layers']} layers, SHA-256 {facts['sha256'][:16]}"),
+        *(("profile", _profile(name, dims)) for name, dims in facts["profiles"].items()),
+        ("step", f"{engines}, one enqueue: {len(step['inputs'])} inputs, "
+         f"{step['caches_in_place']} caches updated in place, "
+         f"outputs {', '.join(step['outputs'])}; {where}"),
+        ("kernels", f"{kernels['count']} in all profiles: {types}"),
+        ("weights", f"kernels that read constants of type {weights}"),
+        ("check", facts["check"]),
+    ]  # fmt: skip
+
+
+def _profile(name: str, dims: dict[str, Any]) -> str:
+    return f"{name}: " + ", ".join(
+        f"{dim} {least} to {most}" for dim, (least, most) in dims.items()
+    )
 
 
 def _verdict(certificate: dict[str, Any] | None) -> list[tuple[str, object]]:
