@@ -11,8 +11,12 @@ from dflash_trt.lower.trt_math import arange, binary, reshaped, shape_of, unary
 
 
 def _rope(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    """The native layer; it wants its tables in the type of x, as Hugging Face rotates too."""
+    """The native layer; it wants its tables in the type of x, as Hugging Face rotates too.
+
+    Positions are INT64, the one type that its documentation names; INT32 builds as well.
+    """
     x, positions = (low.value(tensor, node) for tensor in node.inputs[:2])
+    positions = low.cast(positions, low.trt.DataType.INT64, node)
     tables = [
         low.placed(value, x.dtype, node)
         if isinstance(value := low.names[tensor], Literal)
