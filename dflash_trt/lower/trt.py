@@ -12,6 +12,7 @@ from dflash_trt.contract import BLOCK_OFFSETS, BLOCK_ROWS, CAPACITY, DRAFT_OFFSE
 from dflash_trt.graph import Graph, Node, Tensor
 from dflash_trt.lower.trt_emitter import Array, Literal, TrtEmitter, TrtTensor
 from dflash_trt.lower.trt_ops import EMITTERS
+from dflash_trt.lower.trt_plugin import injection_by
 from dflash_trt.lower.trt_weights import TrtWeights
 
 
@@ -45,16 +46,20 @@ def lower_to_trt(
     compute: str,
     fixed: Fixed | None = None,
     decompose: Collection[str] = (),
+    plugin: Any = None,
 ) -> None:
     """Add inputs, layers and outputs of a graph to a strongly typed, empty network.
 
     `trt` is the module `tensorrt` or `tensorrt_rtx`; `compute` is bf16, fp16 or fp32. Dims that are
     not fixed are -1 and named. `weights.kept` and the reader's mapped files must stay until the
-    engine is built. `decompose` names compounds to expand although TensorRT has a layer. The same
-    graph and weights give the same layers, in order and by name. Raises `NoLowering`.
+    engine is built. `decompose` names compounds to expand although TensorRT has a layer; `plugin`
+    is the creator of the KV-injection plugin (`trt_plugin.load_plugin`), None for native layers.
+    The same graph and weights give the same layers, in order and by name. Raises `NoLowering`.
     """
     fixed = fixed or Fixed()
     claimed = {op: emit for op, emit in EMITTERS.items() if op not in decompose}
+    if plugin is not None:
+        claimed["inject_kv"] = injection_by(plugin)
     lowering = TrtEmitter(network, trt, weights, compute, claimed, fixed.sizes)
     for tensor in graph.inputs:
         if tensor.name in fixed.inputs:

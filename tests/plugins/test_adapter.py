@@ -18,9 +18,10 @@ import sys
 import numpy as np
 import tensorrt_rtx as trt
 
-registry = trt.get_plugin_registry()
-assert registry.load_library(sys.argv[1]) is not None
-creator = registry.get_creator("DFlashKvInject", "1", "dflash")
+from pathlib import Path
+from dflash_trt.lower.trt_plugin import load_plugin
+
+creator = load_plugin(trt, Path(sys.argv[1]))
 
 def create(**values):
     fields = []
