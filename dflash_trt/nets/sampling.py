@@ -43,6 +43,7 @@ from dflash_trt.graph import (
     scope,
     sub,
     topk,
+    transpose,
     unary,
     where,
 )
@@ -159,11 +160,15 @@ def _race(weight: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
         first = argmax(div(rates, exponential_noise(seed, positions, ids)))
         return reshape(first, (slots, rows, 1))
 
-    sums = reduce("sum", reshape(weight, (slots, rows, num_groups, group_size)))
+    # Neighbouring ids are in unlike groups: frequent tokens have neighbouring ids, and the second
+    # race of a group with one likely token hardly ever parts target and drafter.
+    columns = reshape(weight, (slots, rows, group_size, num_groups))
+    sums = reduce("sum", transpose(columns, (0, 1, 3, 2)))
     group_ids = constant(vocab + np.arange(num_groups).reshape(1, 1, -1), DType.I32)
-    first_id = mul(winner(sums, group_ids), group_size)
-    ids = add(first_id, constant(np.arange(group_size).reshape(1, 1, -1), DType.I32))
-    token = add(first_id, winner(gather_last(weight, ids), ids))
+    group = winner(sums, group_ids)
+    members = np.arange(0, vocab, num_groups).reshape(1, 1, -1)
+    ids = add(group, constant(members, DType.I32))
+    token = add(group, mul(winner(gather_last(weight, ids), ids), num_groups))
     return reshape(token, (slots, rows))
 
 

@@ -22,7 +22,7 @@ def mixed(prompts: list[list[int]], words: list[str]) -> list[tuple[list[int], S
     for index in range(NUM_REQUESTS):
         prompt = prompts[index % len(prompts)]
         params = SamplingParams(
-            max_tokens=rng.randint(1, 7),
+            max_tokens=rng.randint(1, 6),
             temperature=rng.choice([0.0, 0.0, 0.7, 1.2]),
             top_k=rng.choice([0, 0, 20, 300]),
             top_p=rng.choice([1.0, 0.9]),
@@ -32,7 +32,7 @@ def mixed(prompts: list[list[int]], words: list[str]) -> list[tuple[list[int], S
             seed=rng.randrange(1 << 60),
             stop=[rng.choice(words)] if rng.random() < 0.4 else (),
         )
-        made.append((prompt[-rng.choice([1, 7, 7, 25, len(prompt)]) :], params))
+        made.append((prompt[-rng.choice([1, 7, 7, 25, 25, len(prompt)]) :], params))
     return made
 
 

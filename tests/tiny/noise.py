@@ -24,11 +24,10 @@ def noise_of(seed: int, position: int, token: int) -> float:
 
 
 def draw_of(weights: Sequence[float], seed: int, position: int) -> int:
-    """The token drawn: groups of neighbouring ids race first, then the tokens of the winner."""
+    """The token drawn: groups (ids modulo their number) race, then the tokens of the winner."""
     vocab = len(weights)
     groups = max(n for n in range(1, vocab + 1) if vocab % n == 0 and n * n <= vocab)
-    size = vocab // groups
-    members = [range(g * size, (g + 1) * size) for g in range(groups)]
+    members = [range(g, vocab, groups) for g in range(groups)]
     sums = [math.fsum(weights[i] for i in ids) for ids in members]
     best = max(range(groups), key=lambda g: sums[g] / noise_of(seed, position, vocab + g))
     return max(members[best], key=lambda i: weights[i] / noise_of(seed, position, i))
