@@ -14,7 +14,6 @@ from dflash_trt.graph import (
     DType,
     LinearWeight,
     Tensor,
-    add,
     attention,
     cast,
     concat,
@@ -34,6 +33,7 @@ from dflash_trt.nets.layers import (
     norm,
     project,
     projection,
+    residual,
     split_heads,
 )
 
@@ -53,10 +53,9 @@ def fuse_context(config: DrafterConfig, features: Sequence[Tensor]) -> Tensor:
     """
     with scope("drafter.fuse"):
         width = len(features) * config.target_hidden_size
-        feature = concat([cast(x, DType.F32) for x in features], 2, width)
+        feature = concat(features, 2, width)
         fused = linear(feature, [LinearWeight("drafter.fc.weight", config.hidden_size)], DType.F32)
-        normed = norm(fused[0], "drafter.hidden_norm.weight", config.rms_norm_eps)
-        return cast(normed, DType.ACT)
+        return norm(fused[0], "drafter.hidden_norm.weight", config.rms_norm_eps)
 
 
 def draft_hidden(
@@ -67,9 +66,10 @@ def draft_hidden(
     caches: Sequence[tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Inject context [B, S, H] and run the block int32 [B, K]: hidden rows [B, K, H], caches."""
-    hidden = embedding(
+    rows = embedding(
         block_ids, "drafter.embed_tokens.weight", config.vocab_size, config.hidden_size
     )
+    hidden = cast(rows, DType.F32)
     if config.input_embedding_scale != 1.0:
         hidden = mul(hidden, config.input_embedding_scale)
     injected = _context_kv(config, context)
@@ -129,9 +129,10 @@ def _layer(
         key, value = inject_kv(cache, injected, (k, v), place.rows, tables, k_norm)
         mask = config.masks[layer]
         mixed = attention(place.block.rotate(q), key, value, place.block.kv_length, mask)
-        hidden = add(hidden, merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size))
+        branch = merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size)
+        hidden = residual(hidden, branch)
     with scope("mlp"):
         x = norm(hidden, f"{prefix}.post_attention_layernorm.weight", eps)
         sizes = (config.intermediate_size, config.hidden_size)
-        hidden = add(hidden, mlp(x, f"{prefix}.mlp", sizes, bias=False))
+        hidden = residual(hidden, mlp(x, f"{prefix}.mlp", sizes, bias=False))
     return hidden, (key, value)

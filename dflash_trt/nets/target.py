@@ -10,14 +10,14 @@ from dflash_trt.graph import (
     DType,
     LinearWeight,
     Tensor,
-    add,
     attention,
+    cast,
     embedding,
     kv_update,
     linear,
     scope,
 )
-from dflash_trt.nets.layers import Span, merge_heads, mlp, norm, project, split_heads
+from dflash_trt.nets.layers import Span, merge_heads, mlp, norm, project, residual, split_heads
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def target_forward(
     caches: Sequence[tuple[Tensor, Tensor]],
 ) -> TargetPass:
     """Read tokens int32 [B, S], which sit at `span`, and write their keys and values."""
-    hidden = embedding(tokens, "target.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    rows = embedding(tokens, "target.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    hidden = cast(rows, DType.F32)
     outputs, updated = [], []
     for layer, (key, value) in enumerate(caches):
         with scope(f"target.layers.{layer}"):
@@ -72,9 +73,10 @@ def _layer(
         value = kv_update(cache[1], split_heads(v, attn, None, eps), span.start)
         mask = config.masks[layer]
         mixed = attention(span.rotate(q), key, value, span.kv_length, mask)
-        hidden = add(hidden, merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size))
+        branch = merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size)
+        hidden = residual(hidden, branch)
     with scope("mlp"):
         x = norm(hidden, f"{prefix}.post_attention_layernorm.weight", eps)
         sizes = (config.intermediate_size, config.hidden_size)
-        hidden = add(hidden, mlp(x, f"{prefix}.mlp", sizes, config.mlp_bias))
+        hidden = residual(hidden, mlp(x, f"{prefix}.mlp", sizes, config.mlp_bias))
     return hidden, (key, value)
