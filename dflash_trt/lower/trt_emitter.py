@@ -137,6 +137,10 @@ class TrtEmitter(Walker[Any]):
             raise NoLowering(f"TensorRT refused a {kind} layer at {scope}")
         layer.name = self.fresh(f"{scope}/{kind}")
         outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+        try:
+            tuple(outputs[0].shape)  # TensorRT checks a layer when it is asked for its shape
+        except (RuntimeError, ValueError) as error:
+            raise NoLowering(f"TensorRT refused a {kind} layer at {scope}") from error
         for index, output in enumerate(outputs):
             output.name = f"{layer.name}:{index}" if index else layer.name
         return outputs

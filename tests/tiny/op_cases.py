@@ -158,6 +158,12 @@ def inject_body(*x: Any, eps: float | None = None) -> list[Any]:
 
 
 KV_INPUTS = [*KV_CACHES, *KV_CONTEXT, *KV_BLOCK, KV_START, KV_COMMITTED, COS, SIN]
+KV_DIMS = {
+    **{f"in{index}": ("b", 2, 12, 8) for index in (0, 1)},
+    **{f"in{index}": ("b", "s", 16) for index in (2, 3)},
+    **{f"in{index}": ("b", "k", 16) for index in (4, 5)},
+    **{f"in{index}": ("b",) for index in (6, 7)},
+}
 UNARY = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "sigmoid": sigmoid}
 ROWS = np.array([[2, 0, 0, 1], [1, 1, 2, 2]], np.int32)
 TIED = np.array([[1, 5, 5, 0], [2, 2, 2, 2]], np.float32)
@@ -243,8 +249,10 @@ CASES: dict[str, Case] = {
     "rope": simple(compounds.rope, QUERY, POSITIONS, COS, SIN,
                    wanted=rotated(QUERY, POSITIONS, COS, SIN),
                    dims={"in0": ("b", "n", "s", 8), "in1": ("b", "s")}),
-    "inject_kv": simple(partial(inject_body, eps=0.1), *KV_INPUTS, NORM, wanted=injected(0.1)),
-    "inject_kv-without-norm": simple(inject_body, *KV_INPUTS, wanted=injected(None)),
+    "inject_kv": simple(partial(inject_body, eps=0.1), *KV_INPUTS, NORM, wanted=injected(0.1),
+                        dims=KV_DIMS),
+    "inject_kv-without-norm": simple(inject_body, *KV_INPUTS, wanted=injected(None),
+                                     dims=KV_DIMS),
     "swiglu": simple(compounds.swiglu, X, X[::-1].copy(), wanted=X * sigmoid(X) * X[::-1]),
     "prefix_count": simple(compounds.prefix_count,
                            np.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool),
