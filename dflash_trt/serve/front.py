@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,10 +26,6 @@ class Front:
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine there, from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def call(self, function: Callable[..., object], *args: object) -> None:
-        """Call a function there soon, from any thread."""
-        self.loop.call_soon_threadsafe(function, *args)
 
     def close(self) -> None:
         """Cancel what still runs there, and end the thread."""

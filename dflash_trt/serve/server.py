@@ -29,7 +29,7 @@ class EngineServer:
         self._desk = TensorDesk(self.host)
         self._front.start(self._desk.watch())
         self._openai = OpenAIServer(self.host) if options.openai_port else None
-        self._sharing = SharingServer(self.host, self._desk, self.drain) if socket else None
+        self._sharing = SharingServer(self.host, self._desk, self._drained) if socket else None
         self._draining: asyncio.Task[None] | None = None
         try:
             if self._openai is not None:
@@ -45,13 +45,11 @@ class EngineServer:
         """Serve a tensor request, from any thread."""
         self._front.start(self._desk.serve(arrays, client))
 
-    def drain(self) -> None:
-        """Take no new requests from now on; end those that run when the options' time is over."""
-        self._front.call(self._start_drain)
-
-    def _start_drain(self) -> None:
+    async def _drained(self) -> None:
+        """Take no new requests; end those that run when the options' time is over."""
         if self._draining is None:
-            self._draining = self._front.loop.create_task(self._drain())
+            self._draining = asyncio.create_task(self._drain())
+        await self._draining
 
     async def _drain(self) -> None:
         _LOG.info("draining %d requests", self.host.loop.num_requests)
@@ -64,9 +62,7 @@ class EngineServer:
         """Drain, then end everything."""
 
         async def finish() -> None:
-            self._start_drain()
-            assert self._draining is not None
-            await self._draining
+            await self._drained()
             if self._openai is not None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._openai.stop(), CLOSE_SECONDS)

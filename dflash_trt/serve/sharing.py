@@ -16,7 +16,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ REQUEST = "request"  # number, arrays
 CANCEL = "cancel"  # number
 DRAIN = "drain"
 RESPONSE = "response"  # number, arrays, refusal, is_last
+DRAINED = "drained"  # nothing runs any more
 DEAD = "dead"  # reason: the process lives, its engine does not
 
 
@@ -56,12 +57,16 @@ def packed(*message: Any) -> bytes:
 class SharingServer:
     """The engine's end."""
 
-    def __init__(self, host: EngineHost, desk: TensorDesk, drain: Callable[[], None]) -> None:
+    def __init__(
+        self, host: EngineHost, desk: TensorDesk, drain: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`drain` takes no new requests from now on, and returns when none runs."""
         self._host = host
         self._desk = desk
         self._drain = drain
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._path: Path | None = None
 
     async def start(self, path: Path) -> None:
@@ -83,21 +88,18 @@ class SharingServer:
         self._writers.add(writer)
         clients: dict[int, _SocketClient] = {}
         tell = asyncio.create_task(self._tell_of_death(writer))
-        serving: set[asyncio.Task[None]] = set()
         try:
             while True:
                 (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 kind, *content = pickle.loads(await reader.readexactly(size))
                 if kind == DRAIN:
-                    self._drain()
+                    self._start(self._tell_when_drained(writer))
                 elif kind == CANCEL and content[0] in clients:
                     clients[content[0]].gone = True
                 elif kind == REQUEST:
                     number, arrays = content
                     clients[number] = _SocketClient(number, writer, clients)
-                    work = asyncio.create_task(self._desk.serve(arrays, clients[number]))
-                    serving.add(work)
-                    work.add_done_callback(serving.discard)
+                    self._start(self._desk.serve(arrays, clients[number]))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the other process went away, and with it all that it waited for
         finally:
@@ -106,6 +108,16 @@ class SharingServer:
                 client.gone = True
             self._writers.discard(writer)
             writer.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the event loop itself keeps no task alive
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_when_drained(self, writer: asyncio.StreamWriter) -> None:
+        await self._drain()
+        if not writer.is_closing():
+            writer.write(packed(DRAINED))
 
     async def _tell_of_death(self, writer: asyncio.StreamWriter) -> None:
         while self._host.loop.is_healthy:

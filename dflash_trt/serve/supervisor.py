@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from dflash_trt.serve.sharing import DRAIN, LENGTH, packed
+from dflash_trt.serve.sharing import DEAD, DRAIN, DRAINED, LENGTH, packed
 
 _LOG = logging.getLogger(__name__)
 POLL_S = 0.1
 PROBE_S = 2.0
+LAST_BYTES_S = 0.2  # for Triton to hand over what it has, once nothing runs
 EXIT_MARGIN_S = 15  # beyond the drain, for models to unload
 SHM = Path("/dev/shm")
 SHM_PREFIX = "triton_python_backend_shm_region_"
@@ -112,14 +113,24 @@ class Supervisor:
         return code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first: drain and end. The second: end at once."""
+        """The first: drain, then end. The second: end at once.
+
+        The engine drains before Triton hears of it: Triton closes its HTTP port at once, and 2.51
+        crashes when a stream of it is cancelled after that.
+        """
         if self._stop_at is not None:
             self._stop_at = 0.0
-            return
+            return None
         self._stop_at = time.monotonic() + self._drain_seconds + EXIT_MARGIN_S
-        if self._line is not None:
-            with contextlib.suppress(OSError):
-                self._line.sendall(packed(DRAIN))
+        line = self._line
+        try:
+            if line is not None:
+                return line.sendall(packed(DRAIN))
+        except OSError:
+            pass
+        return self._end_triton()  # not ready yet, or no more
+
+    def _end_triton(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
@@ -132,11 +143,17 @@ class Supervisor:
 
     def _listen(self, line: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError), line.makefile("rb") as stream:
-            head = stream.read(LENGTH.size)
-            if head:
+            while head := stream.read(LENGTH.size):
                 (size,) = LENGTH.unpack(head)
-                _LOG.error("%s", pickle.loads(stream.read(size))[1])
+                kind, *content = pickle.loads(stream.read(size))
+                if kind == DRAINED:
+                    time.sleep(LAST_BYTES_S)
+                    self._end_triton()
+                elif kind == DEAD:
+                    _LOG.error("%s", content[0])
+                    break
         self._lost.set()
+        self._end_triton()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from running import WITH_TRITON, Server, eventually, serving
 from tensors import over_grpc, over_http
 
 LONG_FIELDS: dict[str, Any] = {
-    "text_input": "a long story", "max_tokens": 400, "end_id": -1, "stream": True,
+    "text_input": "a long story", "max_tokens": 800, "end_id": -1, "stream": True,
     "return_token_ids": True,
 }  # fmt: skip
 
@@ -67,17 +67,19 @@ def test_drain_lets_running_requests_end(engine_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: _status(server.openai_url("/health/ready")) == 503, 5)
         assert _status(server.openai_url("/v1/completions"), b'{"prompt": "x"}') == 503
+        late = over_grpc(server, text_input="x", max_tokens=1)
+        assert late.error.startswith("StatusCode.UNAVAILABLE the engine drains")
         for thread in threads:
             thread.join()
-        assert len(results["openai"]) == 400
+        assert len(results["openai"]) == 800
         for name in ("grpc", "alias", "http"):
             assert results[name].error == ""
-            assert len(results[name].ids) == 400
+            assert len(results[name].ids) == 800
         assert server.wait_end() == 0
 
 
 def _openai_text(server: Server) -> str:
-    body = b'{"prompt": "a long story", "max_tokens": 400, "ignore_eos": true}'
+    body = b'{"prompt": "a long story", "max_tokens": 800, "ignore_eos": true}'
     request = urllib.request.Request(server.openai_url("/v1/completions"), body)
     with urllib.request.urlopen(request, timeout=120) as answer:
         text: str = json.load(answer)["choices"][0]["text"]
