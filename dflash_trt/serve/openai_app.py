@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.handle import Handle
@@ -72,11 +72,7 @@ class OpenAIApp:
         if asked.stream:
             options = asked.stream_options
             with_usage = options is not None and options.include_usage
-            return StreamingResponse(
-                self._stream(request, handle, answer, with_usage),
-                media_type="text/event-stream",
-                headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-            )
+            return EventStream(self._events(request, handle, answer, with_usage), handle)
         with handle:
             made = await _unless_disconnected(request, handle)
         _note(request, made)
@@ -86,24 +82,22 @@ class OpenAIApp:
             raise StepError(made.error or "the server shut down before the request was over")
         return JSONResponse(answer.whole(made))
 
-    async def _stream(
+    async def _events(
         self, request: Request, handle: Handle, answer: ChatAnswer, with_usage: bool
     ) -> AsyncIterator[bytes]:
-        """The events; leaving early, as when the client goes away, ends the request."""
-        with handle:
-            async for delta in handle:
-                if delta.finish_reason in ("error", "cancelled"):
-                    message = delta.error or "the server shut down before the request was over"
-                    yield event(error_body(500, message))
-                    return
-                parts = answer.parts(delta)
-                if parts:
-                    yield b"".join(parts)
-            made = handle.result()
-            _note(request, made)
-            if with_usage:
-                yield answer.usage_part(made.prompt_tokens, len(made.token_ids))
-            yield DONE
+        async for delta in handle:
+            if delta.finish_reason in ("error", "cancelled"):
+                message = delta.error or "the server shut down before the request was over"
+                yield event(error_body(500, message))
+                return
+            parts = answer.parts(delta)
+            if parts:
+                yield b"".join(parts)
+        made = handle.result()
+        _note(request, made)
+        if with_usage:
+            yield answer.usage_part(made.prompt_tokens, len(made.token_ids))
+        yield DONE
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._host.name:
@@ -139,6 +133,20 @@ class OpenAIApp:
         """GET /metrics, for Prometheus."""
         text = await asyncio.to_thread(self._host.telemetry.text)
         return Response(text, media_type="text/plain; version=0.0.4")
+
+
+class EventStream(StreamingResponse):
+    """A stream of events; its request ends with it, as when the client goes away."""
+
+    def __init__(self, events: AsyncIterator[bytes], handle: Handle) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. A client may be gone before the first event is asked for."""
+        with self._handle:
+            await super().__call__(scope, receive, send)
 
 
 async def _body(request: Request) -> bytes:
