@@ -16,6 +16,7 @@ from dflash_trt.serve.request import GenerateRequest
 from dflash_trt.serve.tensors import INPUTS, Use
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+_KINDS = {"STRING": "OS", "INT32": "i", "UINT64": "u", "FP32": "f", "BOOL": "b"}  # NumPy's
 _TABLE = {tensor.name: tensor for tensor in INPUTS}
 _MAX_JSON_DEPTH_ERRORS = (RecursionError, ValueError)
 
@@ -76,6 +77,8 @@ def _value(name: str, array: npt.NDArray[Any]) -> Any:
         if flat and flat != [tensor.default]:
             raise RequestError(f"{name} is not supported")
         return None
+    if array.dtype.kind not in _KINDS[tensor.dtype]:
+        raise RequestError(f"{name} has elements of {array.dtype}, {tensor.dtype} is needed")
     flat = array.reshape(-1).tolist()
     if tensor.dtype == "STRING":
         flat = [_text(name, item) for item in flat]
