@@ -202,7 +202,7 @@ def overload(path: Path, threads: int) -> None:
     async def run(server: Server) -> Counter[str]:
         ends: Counter[str] = Counter()
         connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=150)
+        timeout = aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
             async def one(number: int) -> None:
