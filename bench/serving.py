@@ -37,6 +37,7 @@ from tensors import grpc_input
 
 PROMPT = "A bicycle stays upright while it is moving forward, because"
 NUM_TOKENS = 24
+SHORT = 8  # tokens of each of many
 WIDTH = 4
 ROUNDS = 4
 CLIENTS = 1000
@@ -197,7 +198,7 @@ async def http_stream(
 
 def overload(path: Path, threads: int) -> None:
     """Every client must get the right text or a clear refusal."""
-    wanted = expected_text(path, threads, PROMPT, NUM_TOKENS)
+    wanted = expected_text(path, threads, PROMPT, SHORT)
 
     async def run(server: Server) -> Counter[str]:
         ends: Counter[str] = Counter()
@@ -208,7 +209,7 @@ def overload(path: Path, threads: int) -> None:
             async def one(number: int) -> None:
                 try:
                     status, text = await http_stream(
-                        session, server, PROMPT, NUM_TOKENS, number % 2 == 0
+                        session, server, PROMPT, SHORT, number % 2 == 0
                     )
                 except (aiohttp.ClientError, TimeoutError) as error:
                     ends[f"FAILED {type(error).__name__}"] += 1
@@ -241,7 +242,7 @@ def resident_mb(pid: int) -> float:
 
 def leave(path: Path, threads: int) -> None:
     """Nothing may stay behind, and the steady client must get its texts."""
-    wanted = expected_text(path, threads, PROMPT, NUM_TOKENS)
+    wanted = expected_text(path, threads, PROMPT, SHORT)
 
     async def run(server: Server, count: int) -> Counter[str]:
         ends: Counter[str] = Counter()
@@ -252,7 +253,7 @@ def leave(path: Path, threads: int) -> None:
 
             async def steady() -> None:
                 while True:
-                    status, text = await http_stream(session, server, PROMPT, NUM_TOKENS, True)
+                    status, text = await http_stream(session, server, PROMPT, SHORT, True)
                     ends["steady, right" if text == wanted else f"STEADY, WRONG {status}"] += 1
 
             async def leaver(number: int) -> None:
