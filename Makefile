@@ -53,8 +53,8 @@ demo: $(DEMO)  ## build an engine from a real pair, decode with and without the 
 test: $(TEST) $(CUDA) $(TRITON)  ## all tests, the real pair included
 	$(BIN)/python -m pytest
 
-test-fast: $(TEST)  ## tests/unit, tests/cpu and tests/deploy without the real pair
-	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/deploy)
+test-fast: $(TEST)  ## tests/unit, tests/cpu, tests/trt and tests/deploy without the real pair
+	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/trt tests/deploy)
 
 plugins: export TENSORRT_ROOT := $(TENSORRT_ROOT)
 gpu: $(TEST)  ## what needs an NVIDIA GPU, in at most 8 minutes: tests, equality with the CPU, speed
