@@ -20,6 +20,7 @@ from dflash_trt import swap
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.errors import BuildError, ConfigError, EngineDirError
 from dflash_trt.flavor import ONNXRUNTIME, TENSORRT, TENSORRT_RTX, device_of, version
+from dflash_trt.kv_plugin import LIBRARY
 
 FORMAT = "dflash-trt"
 FORMAT_VERSION = 1
@@ -29,6 +30,7 @@ MODEL = "step.onnx"
 WEIGHTS = "weights.bin"
 ENGINE = "rank0.engine"
 LAYERS = "layers.json"
+NATIVE_LAYERS, BY_PLUGIN = "native layers", "plugin"  # how the drafter's caches are written
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
 REBUILD = "build the engine again"
 # What a directory must hold besides its config, by backend; the first one is the step graph.
@@ -48,6 +50,13 @@ class EngineConfig:
     choices: BuildChoices
     pair: PairConfig
     tensorrt_version: str | None = None  # of the flavour that built it; None for ONNX Runtime
+    kv_injection: str = NATIVE_LAYERS
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the files that the engine cannot run without."""
+        plugin = (LIBRARY,) if self.kv_injection == BY_PLUGIN else ()
+        return (CONFIG, *NEEDED[self.backend], *plugin)
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -61,7 +70,8 @@ class EngineConfig:
         if self.tensorrt_version is not None:
             capability = version(device_of(self.choices.device).capability)
             data["tensorrt"] = {
-                "version": self.tensorrt_version, "compute_capability": capability
+                "version": self.tensorrt_version, "compute_capability": capability,
+                "kv_injection": self.kv_injection,
             }  # fmt: skip
         return data
 
@@ -91,6 +101,7 @@ class EngineConfig:
                 choices=BuildChoices(**data["choices"]),
                 pair=PairConfig.from_json(data["pair"]),
                 tensorrt_version=_tensorrt_version(data),
+                kv_injection=_kv_injection(data),
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise EngineDirError(f"{where} cannot be read: {error}", hint=REBUILD) from error
@@ -113,6 +124,18 @@ def _tensorrt_version(data: dict[str, Any]) -> str | None:
     return found
 
 
+def _kv_injection(data: dict[str, Any]) -> str:
+    """Raises `ConfigError` for a way that there is not, or that the backend does not have."""
+    if data["backend"] == ONNXRUNTIME:
+        return NATIVE_LAYERS
+    found = data["tensorrt"].get("kv_injection", NATIVE_LAYERS)
+    if found == BY_PLUGIN and data["backend"] == TENSORRT:
+        return BY_PLUGIN
+    if found != NATIVE_LAYERS:
+        raise ConfigError(f"kv_injection of {data['backend']} is {found!r}")
+    return NATIVE_LAYERS
+
+
 @dataclass(frozen=True)
 class EngineDir:
     """An engine directory that was opened and checked."""
@@ -125,6 +148,11 @@ class EngineDir:
     def model(self) -> Path:
         """The step graph: an ONNX model, or TensorRT's serialized engine."""
         return self.path / NEEDED[self.config.backend][0]
+
+    @property
+    def plugin(self) -> Path | None:
+        """The library of the KV-injection plugin, which the step graph needs; None without."""
+        return self.path / LIBRARY if self.config.kv_injection == BY_PLUGIN else None
 
     def check_runs_on(self, tensorrt_version: str, capability: tuple[int, int]) -> None:
         """Refuse another TensorRT or GPU than the engine was built for, before anything loads.
@@ -170,7 +198,7 @@ def open_engine(path: Path, *, check_hashes: bool = True) -> EngineDir:
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise EngineDirError(f"{path / MANIFEST} lists no files", hint=REBUILD)
-    for name in (CONFIG, *NEEDED[config.backend]):
+    for name in config.needed:
         if name not in files:
             raise EngineDirError(f"{path / MANIFEST} does not list {name}", hint=REBUILD)
     for name, entry in files.items():

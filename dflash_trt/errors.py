@@ -10,6 +10,7 @@ DFlashError
 ├── GraphError             a net broke a rule of the op surface: a bug of ours
 ├── BuildError             the engine could not be written
 │   └── NoLowering         a backend has no way to express an op
+├── PluginError            the KV-injection plugin's library cannot be used
 ├── EngineDirError         an engine directory cannot be loaded
 ├── CapacityError          a request does not fit the engine's limits
 │   └── QueueFull          it would fit, but too many requests wait already
@@ -86,6 +87,10 @@ class NoLowering(BuildError):
     """A backend has neither a lowering nor a decomposition for an op."""
 
     HINT = "this is a bug of dflash-trt: please report it"
+
+
+class PluginError(DFlashError):
+    """The KV-injection plugin's library is not there, altered, or refused by TensorRT."""
 
 
 class EngineDirError(DFlashError):

@@ -66,6 +66,11 @@ class Device:
         return self.backend != ONNXRUNTIME
 
     @property
+    def has_plugins(self) -> bool:
+        """Whether engines can have layers of plugins."""
+        return self.backend == TENSORRT
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """Names of the precisions that this device can do; the first one is the default."""
         return tuple(

@@ -27,6 +27,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "backend": config.backend,
         "choices": dataclasses.asdict(config.choices),
         "max_drafts": config.choices.block - 1,
+        "kv_injection": config.kv_injection,
         "target": dataclasses.asdict(config.pair.target),
         "drafter": dataclasses.asdict(config.pair.drafter),
         "context_feature": {

@@ -78,7 +78,11 @@ def _attributes(trt: Any, layer: Any) -> dict[str, Any]:
     for name in dir(trt):
         if name.lower() == f"i{kind}layer":
             layer.__class__ = getattr(trt, name)  # TensorRT's own way: get_layer gives an ILayer
-    return _plain(trt, layer)
+    found = _plain(trt, layer)
+    if layer.type == trt.LayerType.PLUGIN_V3:
+        # In place of an object's address: its attributes, which lower/trt_plugin.py writes there.
+        found["plugin"] = layer.metadata
+    return found
 
 
 def _plain(trt: Any, thing: Any) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dflash_trt
 from dflash_trt import contract, engine_dir, swap
+from dflash_trt.build.kv_injection import AUTO, choose_plugin
 from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
@@ -19,7 +21,13 @@ from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.pair import Pair, check_block, read_pair
 from dflash_trt.config import BuildChoices, PairConfig
-from dflash_trt.engine_dir import EngineConfig, EngineDir, writing_engine
+from dflash_trt.engine_dir import (
+    BY_PLUGIN,
+    NATIVE_LAYERS,
+    EngineConfig,
+    EngineDir,
+    writing_engine,
+)
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.flavor import CPU, Device, device_of
 from dflash_trt.nets.step import trace_step
@@ -41,11 +49,17 @@ class Plan:
     source_bytes: int
     weight_bytes: int
     versions: Mapping[str, str]  # of the packages that the build uses
+    plugin: Path | None  # the library that does the KV injection; None for native layers
 
     @property
     def device(self) -> Device:
         """What the engine is for."""
         return device_of(self.choices.device)
+
+    @property
+    def kv_injection(self) -> str:
+        """How the engine writes the drafter's caches, in the words of its config."""
+        return NATIVE_LAYERS if self.plugin is None else BY_PLUGIN
 
     @property
     def cache_bytes_per_slot(self) -> int:
@@ -60,11 +74,13 @@ def plan(
     *,
     target_base: Path | None = None,
     drafter_base: Path | None = None,
+    plugin: str = AUTO,
 ) -> Plan:
     """Read and check everything but the weights' bytes. Missing choices come from the pair.
 
     A relative path is looked up in its base (a recipe's folder), else where the user stands.
-    Raises `CheckpointError`, `PairMismatch`, `ConfigError`, or `MissingPackage` for TensorRT.
+    `plugin`: see `choose_plugin`. Raises `CheckpointError`, `PairMismatch`, `ConfigError`,
+    `MissingPackage` for TensorRT, or `PluginError`.
     """
     device = device_of(choices.get("device", CPU))
     versions = check_buildable(device) if device.is_gpu else onnx_versions()
@@ -72,6 +88,8 @@ def plan(
     pair = read_pair(target_path, drafter_path)
     resolved = _resolve(choices, pair.config)
     check_block(pair.config, resolved.block)
+    head_dim = pair.config.drafter.attention.head_dim
+    library = choose_plugin(plugin, device, resolved.precision, head_dim)
     return Plan(
         pair=pair,
         choices=resolved,
@@ -81,6 +99,7 @@ def plan(
         source_bytes=_source_bytes(pair),
         weight_bytes=_weight_bytes(pair, resolved),
         versions=versions,
+        plugin=library,
     )
 
 
@@ -90,14 +109,14 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
     output = swap.real_path(output)
     config = EngineConfig(
         device.backend, plan.choices, plan.pair.config, plan.versions.get(device.backend)
-        if device.is_gpu else None,
+        if device.is_gpu else None, plan.kv_injection,
     )  # fmt: skip
     _check_disk(output, plan.weight_bytes)
     tokenizer = _tokenizer(plan.target)
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
     graph = trace_step(plan.pair.config, plan.choices.block, rows)
     manifest = _manifest(plan)
-    write = write_tensorrt if device.is_gpu else write_onnx
+    write = partial(write_tensorrt, plugin=plan.plugin) if device.is_gpu else write_onnx
     with writing_engine(output, config, manifest, force=force) as folder:
         tokenizer.export(folder)
         reader = Reporting(plan.pair.weights(), progress, plan.source_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,20 @@ from dflash_trt.build.tensorrt import build_engine
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.flavor import PRECISION_TABLE, device_of, load_flavor
 from dflash_trt.graph import Graph
+from dflash_trt.kv_plugin import LIBRARY, load_plugin
 from dflash_trt.lower.trt import lower_to_trt, step_fixed
 from dflash_trt.lower.trt_weights import TrtWeights
 from dflash_trt.quantize.policy import format_of
 
 
 def write_tensorrt(
-    graph: Graph, pair: PairConfig, choices: BuildChoices, reader: Reporting, folder: Path
-) -> dict[str, Any]:
-    """Write `rank0.engine` and `layers.json`; returns what the manifest says of them."""
+    graph: Graph, pair: PairConfig, choices: BuildChoices, reader: Reporting, folder: Path,
+    plugin: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Write `rank0.engine` and `layers.json`, beside them a copy of the plugin's library.
+
+    Returns what the manifest says of them. `plugin`: the library, None for native layers.
+    """
     device = device_of(choices.device)
     trt = load_flavor(device.backend)
     weights = TrtWeights(reader, format_of(choices.precision))
@@ -35,8 +41,13 @@ def write_tensorrt(
     if not choices.logits:
         del graph.outputs[contract.LOGITS]
 
+    creator = None
+    if plugin is not None:
+        shutil.copyfile(plugin, folder / LIBRARY)
+        creator = load_plugin(trt, folder / LIBRARY)  # refused if it changed since the plan
+
     def define(network: Any) -> Sequence[npt.NDArray[Any]]:
-        lower_to_trt(graph, network, trt, weights, compute, fixed)
+        lower_to_trt(graph, network, trt, weights, compute, fixed, plugin=creator)
         return weights.kept
 
     def report(phase: str, fraction: float) -> None:

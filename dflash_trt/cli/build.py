@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from dflash_trt.build.kv_injection import AUTO
 from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.build.pipeline import build as build_engine
 from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
@@ -16,6 +17,7 @@ from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows,
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
 from dflash_trt.flavor import DEVICES, PRECISIONS
+from dflash_trt.kv_plugin import VARIABLE
 
 
 def build(
@@ -57,6 +59,12 @@ def build(
         "--logits",
         help="A GPU engine returns logits too, for logprobs; a CPU one always can.",
     ),
+    plugin: str = typer.Option(
+        AUTO,
+        metavar="auto|off|PATH",
+        help=f"KV-injection plugin, for data-center GPUs: auto takes ${VARIABLE} or what `make "
+        "plugins` built, off native layers; a PATH to the library is required.",
+    ),
     force: bool = typer.Option(False, "--force", help="Replace an engine that is there."),
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -73,7 +81,7 @@ def build(
         "logits": logits,
     }
     chosen = {key: value for key, value in flags.items() if value is not None}
-    made = _plan(target, drafter, recipe, chosen)
+    made = _plan(target, drafter, recipe, chosen, plugin)
     for warning in made.pair.warnings:
         messages.print(f"warning: {warning}", soft_wrap=True)
     name = recipe.name if recipe else made.target.stem
@@ -99,7 +107,9 @@ def build(
         _print_table(figures)
 
 
-def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any]) -> Plan:
+def _plan(
+    target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any], plugin: str
+) -> Plan:
     if recipe is not None:
         return plan(
             recipe.target,
@@ -107,6 +117,7 @@ def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[
             {**recipe.choices_for(chosen.get("device")), **chosen},
             target_base=recipe.base,
             drafter_base=None if drafter else recipe.base,
+            plugin=plugin,
         )
     if drafter is None:
         names = ", ".join(recipe_names())
@@ -114,7 +125,7 @@ def _plan(target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[
             f"{target} is not a recipe, and no --drafter is given",
             hint=f"recipes are {names}; for checkpoints give both --target and --drafter",
         )
-    return plan(target, drafter, chosen)
+    return plan(target, drafter, chosen, plugin=plugin)
 
 
 def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
@@ -125,6 +136,8 @@ def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
         "target": made.references["target"],
         "drafter": made.references["drafter"],
         **dataclasses.asdict(made.choices),
+        "kv_injection": made.kv_injection,
+        "plugin": None if made.plugin is None else str(made.plugin),
         "engine_bytes": sum(entry["bytes"] for entry in files),
         "cache_bytes_per_slot": made.cache_bytes_per_slot,
         "build_s": round(seconds, 3),
@@ -144,9 +157,12 @@ def _print_table(figures: dict[str, Any]) -> None:
         "max_seq_len",
     )
     per_slot = figures["cache_bytes_per_slot"] / 1e6
+    way = figures["kv_injection"]
+    library = f" {figures['plugin']}" if figures["plugin"] else ""
     print_rows(
         [
             *((key, figures[key]) for key in plain),
+            ("kv injection", f"{way}{library}"),
             ("size", f"{figures['engine_bytes'] / 1e6:,.0f} MB"),
             ("caches", f"at most {per_slot:,.0f} MB each, {figures['max_slots']} slots"),
             ("time", f"{figures['build_s']:.1f} s"),

@@ -33,6 +33,7 @@ def _print_tables(figures: dict[str, Any]) -> None:
             ("engine", figures["engine"]),
             ("backend", figures["backend"]),
             *figures["choices"].items(),
+            ("kv injection", figures["kv_injection"]),
             *_side(figures, "target"),
             *_side(figures, "drafter"),
             ("features", f"outputs of target layers {layers}"),

@@ -53,7 +53,7 @@ def lower_to_trt(
     `trt` is the module `tensorrt` or `tensorrt_rtx`; `compute` is bf16, fp16 or fp32. Dims that are
     not fixed are -1 and named. `weights.kept` and the reader's mapped files must stay until the
     engine is built. `decompose` names compounds to expand although TensorRT has a layer; `plugin`
-    is the creator of the KV-injection plugin (`trt_plugin.load_plugin`), None for native layers.
+    is the creator of the KV-injection plugin (`kv_plugin.load_plugin`), None for native layers.
     The same graph and weights give the same layers, in order and by name. Raises `NoLowering`.
     """
     fixed = fixed or Fixed()

@@ -6,41 +6,30 @@ no plugin layers.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dflash_trt.errors import BuildError
 from dflash_trt.graph import Node
+from dflash_trt.kv_plugin import NAME, NAMESPACE, VERSION
 from dflash_trt.lower.trt_emitter import Emitter, TrtEmitter, TrtTensor
 
-NAME, VERSION, NAMESPACE = "DFlashKvInject", "1", "dflash"
 HEAD_DIMS = (64, 128, 256)
 COMPUTE = ("bf16", "fp16")
 
 
-def load_plugin(trt: Any, library: Path) -> Any:
-    """The plugin's creator, from a library that `make plugins` built.
-
-    Raises `BuildError` when the file is not there or TensorRT does not take it.
-    """
-    registry = trt.get_plugin_registry()
-    is_loaded = library.is_file() and registry.load_library(str(library)) is not None
-    creator = registry.get_creator(NAME, VERSION, NAMESPACE) if is_loaded else None
-    if creator is None:
-        raise BuildError(
-            f"{library} is not a library with the TensorRT plugin {NAME} {VERSION}",
-            hint="make plugins TENSORRT_ROOT=.. builds it; docs/plugin.md",
-        )
-    return creator
+def has_kernel(head_dim: int, compute: str) -> bool:
+    """Whether the plugin can do the injection of a drafter; native layers can do all."""
+    return head_dim in HEAD_DIMS and compute in COMPUTE
 
 
 def injection_by(creator: Any) -> Emitter:
     """The emitter of `inject_kv` by the plugin of `creator`; natively where that has no kernel."""
 
     def emit(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-        if node.inputs[0].shape[3] not in HEAD_DIMS or low.compute not in COMPUTE:
+        head_dim = node.inputs[0].shape[3]
+        if not (isinstance(head_dim, int) and has_kernel(head_dim, low.compute)):
             return low.expand(node)
         caches, context, block = (node.inputs[i : i + 2] for i in (0, 2, 4))
         start, committed, _, _, cos, sin, *weight = node.inputs[6:]
@@ -51,11 +40,20 @@ def injection_by(creator: Any) -> Emitter:
 
         def make() -> Any:
             plugin = _plugin(low.trt, creator, 0.0 if eps is None else eps, numbers)
-            return low.network.add_plugin_v3(inputs, [], plugin)
+            layer = low.network.add_plugin_v3(inputs, [], plugin)
+            if layer is not None:
+                # TensorRT's Python does not tell the attributes of a plugin written in C++.
+                layer.metadata = _description(eps, numbers)
+            return layer
 
         return low.layer(node, "inject_kv", inputs, make, eps)
 
     return emit
+
+
+def _description(eps: float | None, numbers: dict[str, int]) -> str:
+    attributes = " ".join(f"{name}={number}" for name, number in numbers.items())
+    return f"{NAMESPACE}::{NAME} {VERSION} eps={eps!r} {attributes}"
 
 
 def _plugin(trt: Any, creator: Any, eps: float, numbers: dict[str, int]) -> Any:

@@ -6,6 +6,7 @@ from dflash_trt import contract
 from dflash_trt.engine_dir import ENGINE, EngineConfig, EngineDir
 from dflash_trt.errors import ConfigError
 from dflash_trt.flavor import ONNXRUNTIME, load_flavor
+from dflash_trt.kv_plugin import load_plugin
 from dflash_trt.runtime.session import Session, SessionLimits
 from dflash_trt.runtime.trt_graphs import MAX_GRAPHS
 
@@ -30,7 +31,8 @@ def open_session(
 ) -> Session:
     """Load an engine directory that is already open. `num_threads` is for the CPU.
 
-    Raises `EngineDirError`, `MissingPackage`, `ConfigError`; on a GPU also `GpuError`.
+    An engine with a plugin brings native code: it is loaded if its sum is the manifest's. Raises
+    `EngineDirError`, `MissingPackage`, `ConfigError`; on a GPU also `GpuError`, `PluginError`.
     """
     if directory.config.backend == ONNXRUNTIME:
         from dflash_trt.runtime.ort import OrtSession
@@ -57,6 +59,8 @@ def _trt_session(directory: EngineDir, max_graphs: int) -> Session:
     caches = contract.cache_bytes_per_slot(config.pair, config.choices)
     weights = directory.model.stat().st_size
     GpuNeed(weights, caches, config.choices.max_slots, 0).check(cuda.memory())
-    sha256 = directory.manifest["files"][ENGINE]["sha256"]
-    engine = TrtEngine(trt, directory.model, cuda, sha256)
+    files = directory.manifest["files"]
+    if directory.plugin is not None:  # TensorRT looks for its creator when it loads the engine
+        load_plugin(trt, directory.plugin, files[directory.plugin.name]["sha256"])
+    engine = TrtEngine(trt, directory.model, cuda, files[ENGINE]["sha256"])
     return TrtSession(engine, cuda, config.pair, limits_of(config), max_graphs)

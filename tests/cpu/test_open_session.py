@@ -17,11 +17,20 @@ import tensorrt_rtx
 import dflash_trt.runtime.cuda
 import dflash_trt.runtime.open
 from dflash_trt import contract as c
+from dflash_trt import kv_plugin
 from dflash_trt.cache_files import CacheKey
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import ENGINE, EngineDir
-from dflash_trt.errors import ConfigError, DFlashError, EngineDirError, GpuError, GpuMemoryError
+from dflash_trt.errors import (
+    ConfigError,
+    DFlashError,
+    EngineDirError,
+    GpuError,
+    GpuMemoryError,
+    PluginError,
+)
+from dflash_trt.kv_plugin import LIBRARY
 from dflash_trt.runtime.cuda import CudaDevice
 from dflash_trt.runtime.open import limits_of, open_session
 from dflash_trt.runtime.ort import OrtSession
@@ -29,6 +38,7 @@ from dflash_trt.runtime.trt import TrtSession
 from dflash_trt.runtime.trt_load import TrtEngine
 from tiny import TinyEngine
 from tiny.fake_gpu import FakeCuda, FakeEngine, OnnxStep, engine_tensors
+from tiny.fake_plugin import CONTENT, Registry
 from tiny.fake_trt import FakeTrt, hollow_directory
 
 Maker = Callable[..., EngineDir]
@@ -122,6 +132,51 @@ def test_an_engine_for_a_gpu_generates(
     wanted = engine.engine().generate_all(jobs)
     assert [g.token_ids for g in made] == [g.token_ids for g in wanted]
     assert session.num_graphs > 0
+
+
+@pytest.fixture
+def with_plugin(
+    loaded: tuple[EngineDir, FakeTrt], gpu_dir: Maker, gpu: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[EngineDir, Registry]:  # fmt: skip
+    """A directory whose engine needs the plugin, and a registry that has none yet."""
+    registry = Registry()
+    _, trt = loaded
+    trt.module.get_plugin_registry = lambda: registry
+    make = trt.module.Runtime
+
+    def runtime(logger: Any) -> Any:
+        assert registry.creator is not None, "the engine's plugin comes before the engine"
+        return make(logger)
+
+    trt.module.Runtime = runtime
+    monkeypatch.setattr(kv_plugin, "_loaded", set())
+    gpu.capability = (9, 0)
+    return gpu_dir(device="sm90", logits=True, plugin=CONTENT), registry
+
+
+def test_an_engine_with_a_plugin_brings_its_library(
+    with_plugin: tuple[EngineDir, Registry], engine: TinyEngine, prompts: list[list[int]]
+) -> None:
+    directory, registry = with_plugin
+    session = open_session(directory)
+    assert registry.loaded == [str(directory.path / LIBRARY)]
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    made = Engine(session, engine.tokenizer, []).generate(prompts[0], params)
+    assert made.token_ids == engine.engine().generate(prompts[0], params).token_ids
+    open_session(directory)
+    assert len(registry.loaded) == 1
+
+
+def test_a_library_with_another_sum_is_not_loaded(
+    with_plugin: tuple[EngineDir, Registry],
+) -> None:
+    """It changed after the directory was opened, or its sums were not checked then."""
+    directory, registry = with_plugin
+    (directory.path / LIBRARY).write_bytes(CONTENT + b"!")
+    with pytest.raises(PluginError, match="SHA-256 differs"):
+        open_session(directory)
+    assert registry.loaded == []
 
 
 def test_kernels_are_final_where_a_graph_keeps_them(loaded: tuple[EngineDir, FakeTrt]) -> None:

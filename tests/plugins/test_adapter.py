@@ -19,9 +19,19 @@ import numpy as np
 import tensorrt_rtx as trt
 
 from pathlib import Path
-from dflash_trt.lower.trt_plugin import load_plugin
+from dflash_trt.errors import PluginError
+from dflash_trt.kv_plugin import load_plugin
 
-creator = load_plugin(trt, Path(sys.argv[1]))
+library = Path(sys.argv[1])
+creator = load_plugin(trt, library)
+copy, other = (Path(sys.argv[2]) / name for name in ("copy.so", "other.so"))
+copy.write_bytes(library.read_bytes())
+assert load_plugin(trt, copy) is not None
+other.write_bytes(library.read_bytes() + b"x")
+try:
+    load_plugin(trt, other)
+except PluginError as error:
+    print(error.message.partition(": ")[2])
 
 def create(**values):
     fields = []
@@ -68,13 +78,14 @@ def test_library_needs_no_tensorrt_library(library: Path) -> None:
     assert [name for name in needed if "nv" in name or "cuda" in name] == []
 
 
-def test_tensorrt_registry_loads_it(library: Path) -> None:
+def test_tensorrt_registry_loads_it(library: Path, tmp_path: Path) -> None:
     """TensorRT-RTX has no plugin layers, but the plugin registry of TensorRT itself."""
     pytest.importorskip("tensorrt_rtx", exc_type=ImportError)
-    command = [sys.executable, "-c", REGISTRY, str(library)]
+    command = [sys.executable, "-c", REGISTRY, str(library), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "this process has the plugin DFlashKvInject 1 of another library",
         "IPluginV3OneCore",
         "IPluginV3OneBuildV2",
         "IPluginV3OneRuntime",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,12 +10,13 @@ import numpy as np
 import pytest
 
 from dflash_trt import graph as g
+from dflash_trt.build.network_hash import hash_network
 from dflash_trt.errors import BuildError
 from dflash_trt.graph import DType, Graph, compounds, tracing
 from dflash_trt.lower.trt import lower_to_trt
-from dflash_trt.lower.trt_plugin import load_plugin
 from dflash_trt.lower.trt_weights import TrtWeights
 from kv import interface as kv
+from tiny.fake_plugin import Creator, Network, with_plugins
 from tiny.trt_evaluator import NetworkEvaluator
 from tiny.trt_ops import StoredArrays
 
@@ -25,52 +25,6 @@ trt = pytest.importorskip("tensorrt_rtx", exc_type=ImportError)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SLOTS, HEADS, DIM, CAPACITY, ROWS, BLOCK, POSITIONS = 3, 2, 64, 16, 5, 3, 20
 EPS = 1e-5
-
-
-class Creator:
-    """TensorRT's view of the plugin's creator: keeps the attributes."""
-
-    def __init__(self) -> None:
-        self.given: list[dict[str, Any]] = []
-
-    def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
-        self.given.append({field.name: np.array(field.data).item() for field in fields})
-        return self
-
-
-class Network:
-    """A network of tensorrt_rtx with the plugin layer that `tensorrt` has: keeps what it is fed."""
-
-    def __init__(self) -> None:
-        self.builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-        flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        self.real = self.builder.create_network(flags)
-        self.layers: list[Plugin] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def add_plugin_v3(self, inputs: list[Any], shape_inputs: list[Any], plugin: Any) -> Any:
-        assert shape_inputs == []
-        self.layers.append(Plugin(self.real, inputs))
-        return self.layers[-1]
-
-
-class Plugin:
-    """Stands for the plugin's layer; its outputs are the caches as they came."""
-
-    name, num_outputs = "", 2
-
-    def __init__(self, network: Any, inputs: list[Any]) -> None:
-        self.fed = [f"fed{index}" for index in range(len(inputs))]
-        for name, tensor in zip(self.fed, inputs, strict=True):
-            copy = network.add_identity(tensor).get_output(0)
-            copy.name = name
-            network.mark_output(copy)
-        self.outputs = [network.add_identity(t).get_output(0) for t in inputs[-2:]]
-
-    def get_output(self, index: int) -> Any:
-        return self.outputs[index]
 
 
 def feeds() -> dict[str, np.ndarray]:
@@ -91,7 +45,7 @@ WEIGHT = np.random.default_rng(6).standard_normal(DIM, dtype=np.float32)
 ANGLES = np.random.default_rng(7).uniform(0, 6.3, (POSITIONS, DIM // 2)).astype(np.float32)
 
 
-def trace(inputs: dict[str, np.ndarray]) -> Graph:
+def trace(inputs: dict[str, np.ndarray], eps: float = EPS) -> Graph:
     graph = Graph("inject")
     with tracing(graph):
         types = {BF16: DType.ACT, np.dtype(np.int32): DType.I32}
@@ -101,15 +55,15 @@ def trace(inputs: dict[str, np.ndarray]) -> Graph:
         )
         pairs = ((x[f"{name}_k"], x[f"{name}_v"]) for name in ("cache", "context", "block"))
         tables = g.constant(np.cos(ANGLES), DType.F32), g.constant(np.sin(ANGLES), DType.F32)
-        norm = (g.param("w", (DIM,)), EPS)
+        norm = (g.param("w", (DIM,)), eps)
         for name, cache in zip("kv", compounds.inject_kv(*pairs, place, tables, norm), strict=True):
             graph.add_output(f"updated_{name}", cache)
     return graph
 
 
-def lowered(network: Any, compute: str, plugin: Any) -> None:
+def lowered(network: Any, compute: str, plugin: Any, eps: float = EPS) -> None:
     weights = TrtWeights(StoredArrays({"w": WEIGHT}), lambda name: None)
-    lower_to_trt(trace(feeds()), network, trt, weights, compute, plugin=plugin)
+    lower_to_trt(trace(feeds(), eps), network, trt, weights, compute, plugin=plugin)
     network.kept = weights
 
 
@@ -167,11 +121,6 @@ def test_native_layers_where_the_plugin_has_no_kernel() -> None:
     assert (network.layers, creator.given) == ([], [])
 
 
-def test_a_library_that_is_not_the_plugin_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"missing\.so is not a library with the TensorRT plugin"):
-        load_plugin(trt, tmp_path / "missing.so")
-
-
 def test_a_plugin_that_refuses_its_attributes_ends_the_build() -> None:
     class Refusing(Creator):
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
@@ -179,3 +128,16 @@ def test_a_plugin_that_refuses_its_attributes_ends_the_build() -> None:
 
     with pytest.raises(BuildError, match="refused"):
         lowered(Network(), "bf16", Refusing())
+
+
+def hashed(plugin: Any, eps: float = EPS) -> str:
+    network = Network()
+    lowered(network, "bf16", plugin, eps)
+    return hash_network(with_plugins(), network, network.kept.kept, [])
+
+
+def test_the_hash_of_a_network_is_that_of_its_plugins_attributes() -> None:
+    by_plugin = hashed(Creator())
+    assert hashed(Creator()) == by_plugin  # the same attributes, other objects
+    assert hashed(None) != by_plugin
+    assert hashed(Creator(), eps=2 * EPS) != by_plugin

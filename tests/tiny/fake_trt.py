@@ -16,30 +16,42 @@ import tensorrt_rtx
 
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.engine_dir import (
+    BY_PLUGIN,
     ENGINE,
     LAYERS,
+    NATIVE_LAYERS,
     EngineConfig,
     EngineDir,
     open_engine,
     writing_engine,
 )
+from dflash_trt.flavor import device_of
+from dflash_trt.kv_plugin import LIBRARY
 from tiny.fake_gpu import FakeEngine
 
 CONTENT = b"no engine" * 100
 
 
 def hollow_directory(
-    facts: PairConfig, folder: Path, version: str = tensorrt_rtx.__version__, **choices: Any
-) -> EngineDir:
-    """An engine directory for a GPU whose engine file holds nothing of use."""
+    facts: PairConfig, folder: Path, version: str = tensorrt_rtx.__version__,
+    plugin: bytes | None = None, **choices: Any,
+) -> EngineDir:  # fmt: skip
+    """An engine directory for a GPU whose engine file holds nothing of use.
+
+    `plugin`: the content of its plugin library, None for native layers.
+    """
     base: dict[str, Any] = {
         "block": 4, "max_seq_len": 96, "max_slots": 3, "prefill_chunk": 8, "device": "sm120",
         "precision": "bf16", "logits": False,
     }  # fmt: skip
-    config = EngineConfig("tensorrt_rtx", BuildChoices(**{**base, **choices}), facts, version)
+    chosen = BuildChoices(**{**base, **choices})
+    way = NATIVE_LAYERS if plugin is None else BY_PLUGIN
+    config = EngineConfig(device_of(chosen.device).backend, chosen, facts, version, way)
     with writing_engine(folder, config, {}, force=True) as temporary:
         (temporary / ENGINE).write_bytes(CONTENT)
         (temporary / LAYERS).write_text("{}\n")
+        if plugin is not None:
+            (temporary / LIBRARY).write_bytes(plugin)
     return open_engine(folder)
 
 
@@ -80,6 +92,8 @@ class FakeTrt:
             [None, None, tensors[name].most[profile]]
         )
         engine.get_device_memory_size_for_profile_v2.side_effect = fake.scratch_bytes
+        # Which output aliases which input is the contract's: a plugin's pairs are not declared.
+        engine.get_aliased_input_tensor.side_effect = AssertionError
         engine.create_runtime_config.side_effect = self._config
         engine.create_execution_context.side_effect = self._context
         return engine

@@ -156,6 +156,8 @@ def test_a_truncated_or_altered_engine_is_refused_before_it_is_loaded(spoiled: P
         (lambda d: d.pop("tensorrt"), "cannot be read: 'tensorrt'"),
         (lambda d: d.update(tensorrt={"version": 1}), "tensorrt version is 1"),
         (lambda d: d.update(tensorrt=3), "cannot be read"),
+        (lambda d: d["tensorrt"].update(kv_injection="plugin"), "of tensorrt_rtx is 'plugin'"),
+        (lambda d: d["tensorrt"].update(kv_injection=["plugin"]), "kv_injection of"),
     ],
 )  # fmt: skip
 def test_a_config_that_contradicts_itself(
