@@ -54,6 +54,7 @@ NOISE_BITS = 23  # u = (bits + 1/2) / 2^23 is exact in FP32, so never 0 or 1
 ROUND_KEYS = (1_013_904_223, 1_664_525_013)
 UNCUT = -1e30  # a threshold that keeps every token
 SHORTLIST = 128  # a top-k up to here is read off the sorted largest logits
+LEAST_MASS = 1e-30  # of what top-p keeps
 # Thresholds are found digit by digit, in units of the temperature below the maximum. All tokens
 # below the first are together less likely than the noise can tell; the last is finer than what
 # float32 logits differ by.
@@ -202,7 +203,9 @@ def _shortlisted(relative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     is_in = less(constant(np.arange(size).reshape(1, 1, -1), DType.I32), top_k)
     weight = mul(unary("exp", values), cast(is_in, DType.F32))
     before = sub(cumsum(weight), weight)
-    keep = logical_and(is_in, less(before, mul(reduce("sum", weight, keepdims=True), top_p)))
+    # A top-p that float32 has no number for is 0: the likeliest token, whose weight is 1, stays.
+    need = maximum(mul(reduce("sum", weight, keepdims=True), top_p), LEAST_MASS)
+    keep = logical_and(is_in, less(before, need))
     depth = where(keep, mul(values, -1.0), constant(UNCUT, DType.F32))
     return mul(reduce("max", depth, keepdims=True), -1.0)
 

@@ -136,10 +136,19 @@ def test_filters_keep_the_tokens_that_a_sort_keeps(
         assert made[0, position] == draw_of(weights.tolist(), 9, position)
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.5, 1e-6])
-def test_top_k_of_one_and_a_tiny_top_p_are_greedy(top_p: float, tmp_path: Path) -> None:
-    logits = np.random.default_rng(1).normal(0, 2, (1, 500, 40)).astype(np.float32)
-    tokens = draw(tmp_path, logits, 5.0, 1 if top_p > 1e-3 else 0, top_p, seed=2)
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [
+        (1, 1.0, 0.0), (1, 0.5, 0.0), (0, 1e-6, 0.0), (0, 1.0, 1.0),
+        # Below float32's smallest number, and its smallest normal one.
+        *((top_k, top_p, 0.0) for top_k in (0, 1, 5, 200) for top_p in (5e-324, 1e-39)),
+    ],
+)  # fmt: skip
+def test_filters_that_leave_one_token_are_greedy(
+    top_k: int, top_p: float, min_p: float, tmp_path: Path
+) -> None:
+    logits = np.random.default_rng(1).normal(0, 2, (1, 500, 300)).astype(np.float32)
+    tokens = draw(tmp_path, logits, 5.0, top_k, top_p, seed=2, min_p=min_p)
     np.testing.assert_array_equal(tokens[0], logits[0].argmax(-1))
 
 
