@@ -157,7 +157,8 @@ class GgufSource:
             plain = rows.view(PLAIN_TYPES[tensor.type_name]).reshape(shape)
             return to_float32(plain, TensorInfo(name, shape, tensor.type_name, self._path))
         kind = self._quants.GGMLQuantizationType[tensor.type_name]
-        values = self._quants.dequantize(rows, kind)
+        with np.errstate(invalid="ignore", over="ignore"):  # whoever reads checks the values
+            values = self._quants.dequantize(rows, kind)
         return np.ascontiguousarray(values, dtype=np.float32).reshape(shape)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.tensors import FloatArray, Q4Blocks, TensorInfo, TensorSource, shown
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import MissingTensor
+
+Floats = TypeVar("Floats", bound=npt.NDArray[Any])
 
 TARGET, DRAFTER = "target.", "drafter."
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -19,7 +22,8 @@ class PairWeights:
     """A `TensorSource` of names `target.NAME` and `drafter.NAME`, NAME without `model.`.
 
     `target.lm_head.weight`, `drafter.embed_tokens.weight` and `drafter.lm_head.weight` can
-    always be asked for: where the tensor is shared they are other names of the owner's.
+    always be asked for: where the tensor is shared they are other names of the owner's. What is
+    read is finite: anything else is a `BadTensor`.
     """
 
     def __init__(self, config: PairConfig, target: TensorSource, drafter: TensorSource) -> None:
@@ -65,22 +69,31 @@ class PairWeights:
     def read(self, name: str) -> FloatArray:
         """The tensor as float32, C-contiguous."""
         source, stored, _ = self._find(name)
-        return source.read(stored)
+        return self._checked(source.read(stored), name)
 
     def read_rows(self, name: str, start: int, stop: int) -> FloatArray:
         """Rows `start:stop` of the first axis, as float32."""
         source, stored, _ = self._find(name)
-        return source.read_rows(stored, start, stop)
+        return self._checked(source.read_rows(stored, start, stop), name)
 
     def raw(self, name: str) -> npt.NDArray[Any]:
         """The tensor in its stored type."""
         source, stored, _ = self._find(name)
-        return source.raw(stored)
+        return self._checked(source.raw(stored), name)
 
     def q4_blocks(self, name: str) -> Q4Blocks | None:
         """The tensor's 4-bit blocks, or None."""
         source, stored, _ = self._find(name)
-        return source.q4_blocks(stored)
+        blocks = source.q4_blocks(stored)
+        if blocks is not None:
+            self._checked(blocks.scales, name)
+            if blocks.offsets is not None:
+                self._checked(blocks.offsets, name)
+        return blocks
+
+    def _checked(self, array: Floats, name: str) -> Floats:
+        check_finite(array, self.info(name))
+        return array
 
     def _find(self, name: str) -> tuple[TensorSource, str, str]:
         resolved = self.canonical(name)

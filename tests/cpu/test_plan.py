@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dflash_trt.build.pipeline import Plan, build, plan
 from dflash_trt.config import BuildChoices
-from dflash_trt.errors import BuildError, ConfigError, PairMismatch
+from dflash_trt.errors import BadTensor, BuildError, ConfigError, PairMismatch
 from tiny import EngineMaker, PairMaker, TinyPair
 
 
@@ -108,3 +109,19 @@ def test_two_builds_of_one_pair_are_the_same_bytes(pair: TinyPair, tmp_path: Pat
         for name in "ab"
     ]  # fmt: skip
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_a_pair_with_a_weight_that_is_no_number_leaves_no_engine(
+    precision: str, pair: TinyPair, tmp_path: Path
+) -> None:
+    shutil.copytree(pair.drafter_dir, tmp_path / "drafter")
+    file = tmp_path / "drafter" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["layers.0.mlp.up_proj.weight"][3, 7] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    made = plan(str(pair.target_dir), str(tmp_path / "drafter"), {"precision": precision})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadTensor, match="holds NaN or infinite"):
+        build(made, tmp_path / "out" / "engine", force=False, progress=lambda *state: None)
+    assert not list((tmp_path / "out").iterdir())

@@ -6,14 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from checkpoint_files import drafter_tensors, save_drafter, save_gguf, save_hf
 
 from dflash_trt.checkpoint import check_block, check_pair, open_target, read_pair
+from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.config import PairConfig
-from dflash_trt.errors import MissingTensor, PairMismatch
+from dflash_trt.errors import BadTensor, MissingTensor, PairMismatch
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +121,39 @@ def test_gguf_target_of_a_pair(tmp_path: Path) -> None:
     with pytest.raises(PairMismatch, match=r"target_hidden_size 64 .* hidden_size 256"):
         read_pair(path, drafter)
     assert open_target(path).config.vocab_size == 96
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_values_that_are_no_numbers_are_refused_however_they_are_read(
+    dtype: torch.dtype, value: float, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in drafter_tensors().items()}
+    tensors["fc.weight"][-1, -1] = value
+    largest = torch.finfo(dtype).max
+    tensors["layers.0.mlp.up_proj.weight"][0, :2] = torch.tensor([largest, -largest])
+    weights = read_pair(folders[0], save_drafter(tmp_path / "drafter", tensors)).weights()
+    name, rows = "drafter.fc.weight", len(tensors["fc.weight"])
+    for read in (weights.read, weights.raw, lambda name: weights.read_rows(name, 1, rows)):
+        with pytest.raises(BadTensor, match=r"drafter\.fc\.weight holds NaN or infinite values"):
+            read(name)
+        read("drafter.layers.0.mlp.down_proj.weight")
+    weights.read_rows(name, 0, rows - 1)
+    assert weights.read("drafter.layers.0.mlp.up_proj.weight").max() == np.float32(largest)
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q4_1", 0), ("Q4_1", 2)])
+def test_blocks_with_a_scale_or_offset_that_is_no_number_are_refused(
+    kind: str, at: int, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path = save_gguf(tmp_path / "m.gguf", kind=kind)
+    stored = next(t for t in gguf.GGUFReader(path, "r+").tensors if t.name == "blk.1.ffn_up.weight")
+    stored.data[5, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    stored.data.base.flush()
+    config = read_pair(*folders).config
+    weights = PairWeights(config, open_target(path).source, read_pair(*folders).drafter_source)
+    message = r"layers\.1\.mlp\.up_proj\.weight holds NaN or infinite values"
+    for read in (weights.q4_blocks, weights.read):
+        with pytest.raises(BadTensor, match=message):
+            read("target.layers.1.mlp.up_proj.weight")
+    assert weights.q4_blocks("target.layers.0.mlp.up_proj.weight") is not None
