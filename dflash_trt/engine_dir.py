@@ -31,6 +31,7 @@ WEIGHTS = "weights.bin"
 ENGINE = "rank0.engine"
 LAYERS = "layers.json"
 NATIVE_LAYERS, BY_PLUGIN = "native layers", "plugin"  # how the drafter's caches are written
+MAX_EXTRA_BYTES = 16 << 20  # of a file that the manifest does not list
 MAX_DEPTH = 2  # files may lie in folders (extra chat templates), not deeper
 REBUILD = "build the engine again"
 # What a directory must hold besides its config, by backend; the first one is the step graph.
@@ -230,6 +231,19 @@ def _check_file(path: Path, name: str, entry: object, check_hash: bool) -> None:
         raise EngineDirError(
             f"{file} is not the file that was built: its SHA-256 differs", hint=REBUILD
         )
+
+
+def read_extra(file: Path) -> dict[str, Any] | None:
+    """The JSON object in a file that the manifest does not list; None where there is none.
+
+    Anything may stand under such a name: a pipe would never end, a device never be whole.
+    """
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_EXTRA_BYTES:
+            return None
+        return _parse(_read(file), file)
+    except (OSError, EngineDirError):
+        return None
 
 
 def sha256(file: Path) -> str:

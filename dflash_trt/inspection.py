@@ -10,10 +10,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from dflash_trt import contract
-from dflash_trt.engine_dir import ENGINE, LAYERS, MANIFEST, REBUILD, EngineDir, sha256
+from dflash_trt.engine_dir import (
+    ENGINE,
+    LAYERS,
+    MANIFEST,
+    REBUILD,
+    EngineDir,
+    read_extra,
+    sha256,
+)
 from dflash_trt.errors import EngineDirError, MissingPackage
 from dflash_trt.flavor import TENSORRT_RTX, device_of, load_flavor, version
 from dflash_trt.lossless.certificate import STORED_AS
+
+# What hand-made JSON in the place of ours ends in.
+_UNREADABLE = (
+    OSError, AttributeError, ValueError, KeyError, TypeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
@@ -23,6 +36,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
     caches = contract.all_caches(config.pair)
     device = device_of(config.choices.device)
     return {
+        **_records(engine.manifest),
         "engine": str(engine.path),
         "backend": config.backend,
         "choices": dataclasses.asdict(config.choices),
@@ -41,18 +55,26 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         },
         "certificate": _certificate(engine),
         "tensorrt": _tensorrt(engine) if device.is_gpu else None,
-        **engine.manifest,
     }
+
+
+def _records(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest; its `sources` and `versions`, which no reader depends on, without nonsense."""
+    sources, versions = (
+        found if isinstance(found := manifest.get(key), dict) else {}
+        for key in ("sources", "versions")
+    )
+    known = {side: entry for side, entry in sources.items() if isinstance(entry, dict)}
+    return {**manifest, "sources": known, "versions": versions}
 
 
 def _certificate(engine: EngineDir) -> dict[str, Any] | None:
     """The verdict of a lossless certificate that is kept in the directory."""
-    try:
-        data = json.loads((engine.path / STORED_AS).read_bytes())
-        stands = data["engine_sha256"] == sha256(engine.path / MANIFEST)
-        return {"lossless": data["lossless"], "is_of_this_engine": stands}
-    except (OSError, ValueError, KeyError, TypeError):
+    data = read_extra(engine.path / STORED_AS)
+    if data is None or not {"engine_sha256", "lossless"} <= data.keys():
         return None
+    stands = data["engine_sha256"] == sha256(engine.path / MANIFEST)
+    return {"lossless": data["lossless"], "is_of_this_engine": stands}
 
 
 def _tensorrt(engine: EngineDir) -> dict[str, Any]:
@@ -81,7 +103,7 @@ def _tensorrt(engine: EngineDir) -> dict[str, Any]:
             },
             "check": check_of_tensorrt(engine),
         }
-    except (OSError, AttributeError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise EngineDirError(
             f"{engine.path}: what TensorRT said of the engine cannot be read: {error!r}",
             hint=REBUILD,

@@ -41,7 +41,7 @@ def _print_tables(figures: dict[str, Any]) -> None:
             ("caches", f"at most {figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot"),
             *_verdict(figures["certificate"]),
             *_tensorrt(figures),
-            *(("version", f"{name} {v}") for name, v in figures.get("versions", {}).items()),
+            *(("version", f"{name} {v}") for name, v in figures["versions"].items()),
             *(
                 ("file", f"{name}  {entry['bytes']:,} bytes  {entry['sha256'][:16]}")
                 for name, entry in figures["files"].items()
@@ -55,7 +55,7 @@ def _side(figures: dict[str, Any], side: str) -> list[tuple[str, object]]:
     attention = facts["attention"]
     heads = f"{attention['num_heads']}/{attention['num_kv_heads']} heads"
     rope = f"rope {attention['rope']['kind']} theta {attention['rope']['theta']:g}"
-    source = figures.get("sources", {}).get(side, {}).get("reference", "not recorded")
+    source = figures["sources"].get(side, {}).get("reference", "not recorded")
     return [
         (side, source),
         ("", f"{facts['num_layers']} layers, hidden {facts['hidden_size']}, {heads} of "

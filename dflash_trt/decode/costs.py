@@ -25,6 +25,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # what is worth telling apa
 SLOTS_FACTOR = 4  # between two measured numbers of slots
 BUDGET_S = 2.0
 MAX_ROUNDS = 7
+LEAST_S, MOST_S = 1e-9, 1e6  # what a step may take
 LIVE_TOKENS = 64  # in the caches while measuring
 FOLLOW = 0.03  # share of a step's surprise that the table takes over
 ALIKE = 0.75  # share of that which other widths take over too: mostly the whole machine drifts
@@ -46,13 +47,16 @@ class StepCosts:
         """
         table = np.array(seconds, np.float64)
         ascending = all(
-            axis and axis[0] == 1 and all(a < b for a, b in pairwise(axis))
+            axis
+            and axis[0] == 1
+            and all(type(at) is int for at in axis)
+            and all(a < b for a, b in pairwise(axis))
             for axis in (list(widths), list(slots))
         )
         if not ascending or table.shape != (len(widths), len(slots)):
             raise ConfigError("a table of step costs has widths and slots that ascend from 1")
-        if not (np.isfinite(table).all() and (table > 0).all()):
-            raise ConfigError("a table of step costs has positive seconds")
+        if not ((table >= LEAST_S) & (table <= MOST_S)).all():
+            raise ConfigError(f"a table of step costs has {LEAST_S:g} to {MOST_S:g} seconds")
         self.widths, self.slots = tuple(widths), tuple(slots)
         self._logs = np.log(table)
         self._smooth = _monotone(table)
@@ -96,7 +100,7 @@ class StepCosts:
         """A stored table. Raises `ConfigError` when it is none."""
         try:
             return cls(data["widths"], data["slots"], data["seconds"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no table of step costs: {error!r}") from error
 
 
@@ -145,7 +149,7 @@ def _time_step(session: Session, width: int, num_slots: int, clock: Callable[[],
     rows = StepRows.greedy(tokens, length=one * live, count=one * width, known=one)
     start = clock()
     session.step(0, rows, width - 1)
-    return max(clock() - start, 1e-9)
+    return max(clock() - start, LEAST_S)
 
 
 def _slot_axis(num_slots: int) -> list[int]:

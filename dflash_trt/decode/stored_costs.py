@@ -17,7 +17,7 @@ from pathlib import Path
 
 import dflash_trt
 from dflash_trt.decode.costs import StepCosts
-from dflash_trt.engine_dir import EngineDir
+from dflash_trt.engine_dir import EngineDir, read_extra
 from dflash_trt.errors import ConfigError
 
 STORED_AS = "step_costs.json"  # not in the manifest: readers ignore what it does not list
@@ -46,12 +46,12 @@ class StoredCosts:
 
     def read(self, widths: tuple[int, ...], num_slots: int) -> StepCosts | None:
         """The table, if it has these widths and at least so many slots, measured here."""
+        data = read_extra(self.file)
+        if data is None or data.get("key") != self.key:
+            return None
         try:
-            data = json.loads(self.file.read_bytes())
-            if data["key"] != self.key:
-                return None
-            costs = StepCosts.from_json(data["costs"])
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, ConfigError):
+            costs = StepCosts.from_json(data.get("costs"))
+        except ConfigError:
             return None
         return costs if costs.widths == widths and costs.slots[-1] >= num_slots else None
 

@@ -76,6 +76,45 @@ def test_the_four_verbs_in_turn(run: Run, pair: TinyPair, tmp_path: Path) -> Non
     assert shown["certificate"] == {"lossless": True, "is_of_this_engine": True}
 
 
+@pytest.mark.parametrize(
+    "records",
+    [
+        {"sources": None, "versions": None}, {"sources": {"target": None}, "versions": []},
+        {"sources": {"target": {}}, "versions": {}},
+        {"choices": 1, "target": 2, "caches": 3, "certificate": 4, "engine": [], "tensorrt": 5},
+    ],
+)  # fmt: skip
+def test_what_is_for_people_in_a_manifest_never_stops_inspect(
+    records: dict[str, Any], run: Run, engine: TinyEngine, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(engine.directory.path, tmp_path / "engine")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | records))
+    code, out, err = run("inspect", copy)
+    assert (code, err) == (0, "")
+    assert str(copy) in out
+    assert json.loads(run("inspect", copy, "--json")[1])["engine"] == str(copy)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda file: file.write_bytes(b"[" * 100_000), lambda file: file.write_bytes(b"\xff"),
+        lambda file: file.write_text("[1]"), lambda file: file.write_text('{"lossless": true}'),
+        lambda file: (file.touch(), os.truncate(file, 1 << 40)),
+        lambda file: file.symlink_to("/dev/zero"), os.mkfifo, os.mkdir,
+    ],
+)  # fmt: skip
+def test_a_certificate_that_is_none_is_not_shown(
+    put: Callable[[Path], object], run: Run, engine: TinyEngine, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(engine.directory.path, tmp_path / "engine")
+    put(copy / "lossless.json")
+    code, out, _ = run("inspect", copy, "--json")
+    assert code == 0
+    assert json.loads(out)["certificate"] is None
+
+
 def test_force_replaces_engines_only(run: Run, pair: TinyPair, tmp_path: Path) -> None:
     """A checkpoint has a config.json too."""
     target = shutil.copytree(pair.target_dir, tmp_path / "target")

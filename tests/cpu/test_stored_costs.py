@@ -72,6 +72,13 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object
         _edit(lambda data: data["costs"].__setitem__("widths", [1, 3])),
         _edit(lambda data: data["key"].__setitem__("processors", ["another"])),
         _edit(lambda data: data["key"]["backends"].__setitem__("onnxruntime", "0.1")),
+        _edit(lambda data: data["costs"]["seconds"][0].__setitem__(0, 10**400)),
+        _edit(lambda data: data["costs"]["seconds"][0].__setitem__(0, 1e308)),
+        _edit(lambda data: data["costs"]["widths"].__setitem__(-1, 4.0)),
+        _edit(lambda data: data["costs"]["slots"].__setitem__(-1, 1e999)),
+        lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
+        lambda file: (file.unlink(), os.mkfifo(file)),
+        lambda file: os.truncate(file, 1 << 40),
         lambda file: (file.unlink(), file.mkdir()),
     ],
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_another_tensorrt_or_gpu(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{", b'{"layers": 3, "tensors": [], "engines": 1}',
+    [b"", b"[]", b"{", b"[" * 100_000, b'{"layers": 3, "tensors": [], "engines": 1}',
      b'{"layers": [], "tensors": [{"mode": "x", "name": "y"}], "engines": 1}'],
 )  # fmt: skip
 def test_a_list_of_kernels_that_is_none(content: bytes, spoiled: Path) -> None:
@@ -205,7 +205,13 @@ def test_a_list_of_kernels_that_is_none(content: bytes, spoiled: Path) -> None:
         describe(open_engine(spoiled))
 
 
-@pytest.mark.parametrize("network", [None, 3, {}, {"layers": 1, "sha256": "x", "profiles": [1]}])
+@pytest.mark.parametrize(
+    "network",
+    [
+        None, 3, {}, {"layers": 1, "sha256": "x", "profiles": [1]},
+        {"layers": float("inf"), "sha256": "x", "profiles": []},
+    ],
+)  # fmt: skip
 def test_a_manifest_without_a_network(network: Any, spoiled: Path) -> None:
     edit(spoiled, "manifest.json", lambda d: d.update(network=network))
     with pytest.raises(EngineDirError, match="cannot be read"):
