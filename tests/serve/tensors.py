@@ -111,7 +111,8 @@ def over_http(server: Server, model: str = "ensemble", **fields: Any) -> Answer:
         with urllib.request.urlopen(request, timeout=60) as answer:
             body = answer.read().decode()
     except urllib.error.HTTPError as error:
-        return Answer(error=f"{error.code} {error.read().decode()}")
+        with error:
+            return Answer(error=f"{error.code} {error.read().decode()}")
     if route == "generate":
         return Answer([_listed(json.loads(body))])
     events = [json.loads(line[6:]) for line in body.split("\n\n") if line.startswith("data: ")]

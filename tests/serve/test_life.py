@@ -92,7 +92,8 @@ def _status(url: str, body: bytes | None = None) -> int:
             status: int = answer.status
             return status
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_drain_has_an_end(engine_path: Path) -> None:

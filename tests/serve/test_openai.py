@@ -169,7 +169,8 @@ def test_body_limit(alone: Server, client: openai.OpenAI) -> None:
     request = urllib.request.Request(alone.openai_url("/v1/completions"), pieces, headers)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=20)
-    assert refused.value.code == 413
+    with refused.value as error:
+        assert error.code == 413
 
 
 def test_request_ids(alone: Server) -> None:
@@ -187,7 +188,8 @@ def _get(server: Server, path: str, headers: dict[str, str]) -> tuple[int, str]:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, answer.headers["x-request-id"]
     except urllib.error.HTTPError as error:
-        refusal = error
+        with error:
+            status, headers_, text = error.code, error.headers, error.read()
     if path.startswith("/v1"):
-        assert set(json.load(refusal)["error"]) == {"message", "type", "param", "code"}
-    return refusal.code, refusal.headers["x-request-id"]
+        assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
+    return status, headers_["x-request-id"]
