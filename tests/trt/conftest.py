@@ -19,7 +19,7 @@ from tiny.gpu_builds import GPU_CHOICES, GpuBuild
 def greedy_choice() -> Iterator[None]:
     """The likeliest token in place of the sampler: its kernels take longest, and are always alike.
 
-    `test_recipes.py` and the real pair build the sampler too.
+    The real pair's build has the sampler too.
     """
 
     def choose(logits: Tensor, *_: Any) -> Tensor:
