@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class FakeCuda:
         self.pinned_blocks: dict[int, Bytes] = {}
         self.graphs: list[list[Work]] = []
         self.num_launches = 0
-        self._queue: list[Work] = []
+        self._queue: deque[Work] = deque()
         self._capturing: list[Work] | None = None
 
     def memory(self) -> tuple[int, int]:
@@ -78,6 +79,7 @@ class FakeCuda:
         return start
 
     def free(self, address: int) -> None:
+        self._drain()  # cudaFree waits for what is on the stream, which may use the memory
         self.blocks.pop(address).check()
 
     def pinned(self, num_bytes: int) -> Bytes:
@@ -86,6 +88,7 @@ class FakeCuda:
         return memory
 
     def free_pinned(self, memory: Bytes) -> None:
+        self._drain()  # as above
         del self.pinned_blocks[memory.ctypes.data]
 
     def upload(self, address: int, source: Array) -> None:
@@ -112,14 +115,22 @@ class FakeCuda:
     def synchronize(self) -> None:
         if self._capturing is not None:
             raise GpuError("the host waits while the stream is captured")
-        queue, self._queue = self._queue, []
         if self.fails_next:
             reason, self.fails_next = self.fails_next, ""
+            self._queue.clear()
             raise GpuError(reason)
-        for work in queue:
-            work()
+        self._drain()
         for block in self.blocks.values():
             block.check()
+
+    def _drain(self) -> None:
+        """Run what is on the stream; what follows an error never runs."""
+        try:
+            while self._queue:
+                self._queue.popleft()()
+        except BaseException:
+            self._queue.clear()
+            raise
 
     def capture(self, work: Callable[[], None]) -> object | None:
         assert self._capturing is None
