@@ -27,7 +27,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint fmt bench gpu check size clean plugins
+.PHONY: help needs-gpu setup demo test test-fast lint fmt bench gpu check size clean plugins
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
@@ -57,7 +57,11 @@ test-fast: $(TEST)  ## tests/unit, tests/cpu, tests/trt and tests/deploy without
 	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/trt tests/deploy)
 
 plugins: export TENSORRT_ROOT := $(TENSORRT_ROOT)
-gpu: $(TEST)  ## what needs an NVIDIA GPU, in at most 8 minutes: tests, equality with the CPU, speed
+needs-gpu:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || \
+	    { echo "error: there is no NVIDIA driver here (libcuda.so.1); dflash-trt doctor says more" >&2; exit 2; }
+
+gpu: needs-gpu $(TEST)  ## what needs an NVIDIA GPU, in at most 8 minutes: tests, equality with the CPU, speed
 	@mkdir -p $(OUT)
 	$(BIN)/python bench/gpu.py --output $(OUT)/gpu.json
 

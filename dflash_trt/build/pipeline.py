@@ -29,7 +29,7 @@ from dflash_trt.engine_dir import (
     writing_engine,
 )
 from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.flavor import CPU, Device, device_of
+from dflash_trt.flavor import CPU, Device, device_of, precision_on
 from dflash_trt.nets.step import trace_step
 from dflash_trt.quantize.policy import stored_bytes
 from dflash_trt.text import Tokenizer
@@ -83,6 +83,8 @@ def plan(
     `MissingPackage` for TensorRT, or `PluginError`.
     """
     device = device_of(choices.get("device", CPU))
+    if "precision" in choices:
+        precision_on(device, choices["precision"])  # before anything is fetched
     versions = check_buildable(device) if device.is_gpu else onnx_versions()
     target_path, drafter_path = locate(target, target_base), locate(drafter, drafter_base)
     pair = read_pair(target_path, drafter_path)

@@ -56,8 +56,8 @@ def find_tritonserver() -> TritonServer:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
             "there is no tritonserver: not on PATH, not in /opt/tritonserver/bin, no wheel",
-            hint="pip install 'dflash-trt[triton]', run in NVIDIA's Triton container, "
-            "or serve with --no-triton",
+            hint="pip install 'dflash-trt[triton]' into an environment of its own, run in NVIDIA's "
+            "Triton container, or serve with --no-triton",
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     return _from_wheel(root)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.build import pipeline
 from dflash_trt.build.pipeline import Plan, build, plan
 from dflash_trt.config import BuildChoices
 from dflash_trt.errors import BadTensor, BuildError, ConfigError, PairMismatch
@@ -61,6 +62,17 @@ def test_a_block_counts_the_anchor_so_one_draft_less_is_verified(
 def test_choices_out_of_range_are_refused_by_name(bad: dict[str, Any], pair: TinyPair) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         planned(pair, **bad)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [("sm120", "int4"), ("sm89", "nvfp4"), ("cpu", "bf16")]
+)
+def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_fetched(
+    device: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "locate", lambda *_: pytest.fail("a checkpoint was looked for"))
+    with pytest.raises(ConfigError, match=rf"precision {precision} .*{device}"):
+        plan("hf:some/target", "hf:some/drafter", {"device": device, "precision": precision})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
