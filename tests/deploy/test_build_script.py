@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from charts import pool, the
 
-BUILD = pool(engine={"build": {"target": "qwen3-4b", "args": ["--precision", "int4"]}})
+BUILD = pool(gpus=0, engine={"build": {"target": "qwen3-4b", "args": ["--precision", "int4"]}})
 Start = Callable[[list[str]], "subprocess.Popen[str]"]
 PROGRAM = """#!/bin/sh
 echo "$@" >> "{log}"

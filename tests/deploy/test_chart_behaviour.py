@@ -11,7 +11,8 @@ import pytest
 from charts import EXAMPLES, Values, example, merged, objects, pool, render, server, the
 from charts import render_text as texts
 
-BUILD = pool(engine={"build": {"target": "qwen3-4b"}})
+SM90 = ["--device", "sm90"]
+BUILD = pool(engine={"build": {"target": "qwen3-4b", "args": SM90}})
 SETS = ["default", *EXAMPLES]
 
 
@@ -29,23 +30,21 @@ def build_pod(values: Values) -> Any:
 
 def test_a_deployment_per_pool_and_one_service() -> None:
     values = example("two-gpu-types")
-    h100, a100 = sorted(
-        objects(values, "Deployment"), key=lambda item: item["metadata"]["name"], reverse=True
-    )
-    selectors = [item["spec"]["selector"]["matchLabels"] for item in (h100, a100)]
+    h100, h200 = sorted(objects(values, "Deployment"), key=lambda item: item["metadata"]["name"])
+    selectors = [item["spec"]["selector"]["matchLabels"] for item in (h100, h200)]
     assert selectors[0] != selectors[1]
     (service,) = [item for item in objects(values, "Service") if "type" in item["spec"]]
     for selector in selectors:
         assert service["spec"]["selector"].items() <= selector.items()
     engines = [
-        item["spec"]["template"]["spec"]["containers"][0]["args"][1] for item in (h100, a100)
+        item["spec"]["template"]["spec"]["containers"][0]["args"][1] for item in (h100, h200)
     ]
-    assert engines == ["/engines/qwen3-8b-h100", "/engines/qwen3-8b-a100"]
+    assert engines == ["/engines/qwen3-8b-h100", "/engines/qwen3-8b-h200-mig"]
     limits = [
         item["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for item in (h100, a100)
+        for item in (h100, h200)
     ]
-    assert limits[0]["nvidia.com/gpu"] == limits[1]["nvidia.com/mig-3g.40gb"] == 1
+    assert limits[0]["nvidia.com/gpu"] == limits[1]["nvidia.com/mig-3g.71gb"] == 1
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -147,10 +146,10 @@ def test_an_engine_is_built_again_only_for_what_changes_it() -> None:
     assert {engine(merged(BUILD, layer)) for layer in same} == {engine(BUILD)}
     others = [
         merged(BUILD, {"buildImage": {"tag": "9.9"}}),
-        pool(engine={"build": {"target": "qwen3-8b"}}),
-        pool(engine={"build": {"target": "qwen3-4b", "args": ["--precision", "int4"]}}),
-        pool(engine={"build": {"target": "qwen3-4b"}}, nodeSelector={"gpu": "a100"}),
-        pool(engine={"build": {"target": "qwen3-4b"}}, name="b"),
+        pool(engine={"build": {"target": "qwen3-8b", "args": SM90}}),
+        pool(engine={"build": {"target": "qwen3-4b", "args": [*SM90, "--precision", "fp8"]}}),
+        pool(**BUILD["pools"][0] | {"nodeSelector": {"gpu": "h200"}}),
+        pool(**BUILD["pools"][0] | {"name": "b"}),
     ]
     assert len({engine(values) for values in [BUILD, *others]}) == len(others) + 1
 
@@ -184,7 +183,7 @@ def test_as_a_hook_the_job_needs_nothing_of_the_release() -> None:
 
 
 def test_gpu_and_priority_of_a_job_are_its_own() -> None:
-    alone = pool(engine={"build": {"target": "qwen3-4b", "gpus": 0}})
+    alone = pool(engine={"build": {"target": "qwen3-4b", "args": SM90, "gpus": 0}})
     classes = {"priorityClassName": "low", "build": {"priorityClassName": "high"}}
     (container,) = build_pod(alone)["containers"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]

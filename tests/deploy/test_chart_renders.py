@@ -126,9 +126,16 @@ def test_objects_have_unique_names_that_fit(name: str) -> None:
 
 
 def test_the_longest_names_fit() -> None:
-    values = pool(name="a" * 15, engine={"build": {"target": "qwen3-4b"}})
+    values = pool(name="a" * 15, gpus=0, engine={"build": {"target": "qwen3-4b"}})
     items = render({**values, "fullnameOverride": "n" * 60})
     assert max(len(item["metadata"]["name"]) for item in items) <= 63
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_servers_and_builds_report_to_nobody(name: str) -> None:
+    off = {"name": "ORT_DISABLE_TELEMETRY", "value": "1"}
+    containers = [c for _, spec in pod_templates(example(name)) for c in spec["containers"]]
+    assert all(off in c["env"] for c in containers if c["name"] in ("server", "build"))
 
 
 @pytest.mark.parametrize("name", SETS)

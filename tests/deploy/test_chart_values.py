@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from charts import Values, merged, pool, refusal, render
 
-BUILD = {"engine": {"build": {"target": "qwen3-4b"}}}
+BUILD = {"gpus": 0, "engine": {"build": {"target": "qwen3-4b"}}}
 SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
 
 
@@ -39,7 +39,6 @@ SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
         ({"server": {"queue": "64"}}, "'/server/queue': got string, want integer"),
         ({"podSecurityContext": {"runAsNonRoot": False}}, "'/podSecurityContext/runAsNonRoot'"),
         ({"containerSecurityContext": {"privileged": True}}, "/privileged"),
-        ({"extraEnv": [{"name": "HF_TOKEN", "value": "hf_abc"}]}, "'/extraEnv/0/name'"),
         ({"build": {"hubTokenSecret": {"name": "hub"}}}, "'key' required, if 'name' exists"),
         ({"build": {"hubTokenSecret": {"token": "hf_abc"}}}, "'token' not allowed"),
         ({"autoscaling": {"kind": "vpa"}}, "'/autoscaling/kind'"),
@@ -78,9 +77,9 @@ def test_refused_by_the_schema(values: Values, message: str) -> None:
         (
             {
                 "pools": [
-                    pool(name=name, engine={"build": {"target": "t", "claim": "shared"}})["pools"][
-                        0
-                    ]
+                    pool(gpus=0, name=name, engine={"build": {"target": "t", "claim": "shared"}})[
+                        "pools"
+                    ][0]
                     for name in ("a", "b")
                 ]
             },
@@ -102,10 +101,28 @@ def test_refused_by_the_schema(values: Values, message: str) -> None:
             merged(pool(**BUILD), {"build": {"hook": True}}),
             "build.hook: the Job of pool a runs before the chart can make a claim",
         ),
+        (
+            pool(engine={"build": {"target": "qwen3-4b"}}),
+            "pools: a has GPUs, and its engine would be built for the CPU: add --device",
+        ),
+        (
+            pool(engine={"build": {"target": "t", "args": ["--device-like", "x"], "gpus": 0}}),
+            "pools: a has GPUs, and its engine would be built for the CPU: add --device",
+        ),
+        (
+            {"extraEnv": [{"name": "MY_TOKEN", "value": "abc"}]},
+            "extraEnv: MY_TOKEN is named like a secret and has a plain value: "
+            "use valueFrom.secretKeyRef",
+        ),
     ],
 )
 def test_refused_by_the_templates(values: Values, message: str) -> None:
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize("args", [["--device", "sm90"], ["--max-slots", "2", "--device=sm90"]])
+def test_a_gpu_pool_with_a_device_is_taken(args: list[str]) -> None:
+    assert render(pool(engine={"build": {"target": "qwen3-4b", "args": args}}))
 
 
 def test_what_a_parent_chart_passes_is_taken() -> None:

@@ -30,6 +30,11 @@ def test_base_image_is_pinned_once() -> None:
     assert bases == {"${TRITON_IMAGE}:${TRITON_VERSION}", "common"}
 
 
+def test_images_report_to_nobody() -> None:
+    common = TEXT.split(" AS common\n")[1].split("\nFROM ")[0]
+    assert "ORT_DISABLE_TELEMETRY=1" in common
+
+
 def test_versions_agree() -> None:
     assert f"ARG VERSION={dflash_trt.__version__}\n" in TEXT
     assert set(re.findall(r":(\d[\w.]*) \.$", TEXT, re.MULTILINE)) == {dflash_trt.__version__}

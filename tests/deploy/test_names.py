@@ -18,6 +18,7 @@ from charts import CHART, EXAMPLES, ROOT, example, merged, objects, server
 from dflash_trt.build.recipe import recipe_names
 from dflash_trt.cli.app import app
 from dflash_trt.decode.telemetry import FinishEvent, StepEvent
+from dflash_trt.flavor import CPU, device_of
 from dflash_trt.serve.metrics import ServeTelemetry
 
 SETS = ["default", *EXAMPLES]
@@ -98,6 +99,8 @@ def test_flags_of_build(name: str) -> None:
         args = ["--output", "/engines/x", *container["args"]]
         with command("build").make_context("build", args) as context:
             assert context.params["target"] in recipe_names()
+            on_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+            assert device_of(context.params["device"] or CPU).is_gpu == on_gpu
 
 
 def test_ports_are_those_of_the_container() -> None:

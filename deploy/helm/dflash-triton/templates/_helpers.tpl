@@ -156,12 +156,13 @@ securityContext:
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Homes of what libraries write, and nothing fetched at run time. Takes online (bool) and gpus. */}}
+{{/* Homes of what libraries write, nothing fetched at run time, and nothing reported. Takes online (bool) and gpus. */}}
 {{- define "dflash.writableEnv" -}}
 - {name: HOME, value: /cache}
 - {name: XDG_CACHE_HOME, value: /cache}
 - {name: HF_HOME, value: /cache/huggingface}
 - {name: TMPDIR, value: /tmp}
+- {name: ORT_DISABLE_TELEMETRY, value: "1"}
 {{- if not .online }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
@@ -205,6 +206,11 @@ securityContext:
   {{- if and $pool.engine.build $values.build.hook (not $claim) -}}
     {{- fail (printf "build.hook: the Job of pool %s runs before the chart can make a claim: name one in engine.build.claim" $pool.name) -}}
   {{- end -}}
+  {{- if and $pool.engine.build (gt (int $pool.gpus) 0) -}}
+    {{- if not (regexMatch "(^| )--device[ =]" (printf "%s " (join " " ($pool.engine.build.args | default list)))) -}}
+      {{- fail (printf "pools: %s has GPUs, and its engine would be built for the CPU: add --device to engine.build.args, e.g. [--device, sm90]" $pool.name) -}}
+    {{- end -}}
+  {{- end -}}
   {{- if eq $mode "ReadWriteOnce" -}}
     {{- $most := max (dig "replicas" 1 $pool) (dig "autoscaling" "maxReplicas" 0 $pool) -}}
     {{- if gt $most 1 -}}
@@ -216,6 +222,11 @@ securityContext:
   {{- end -}}
   {{- if $claim -}}
     {{- $_ := set $claims $claim $pool.name -}}
+  {{- end -}}
+{{- end -}}
+{{- range $values.extraEnv -}}
+  {{- if and (hasKey . "value") (regexMatch "TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY" .name) -}}
+    {{- fail (printf "extraEnv: %s is named like a secret and has a plain value: use valueFrom.secretKeyRef" .name) -}}
   {{- end -}}
 {{- end -}}
 {{- if and (ne $values.autoscaling.kind "none") (not $scaled) -}}
