@@ -114,5 +114,6 @@ def _hub_hint(error: Exception, repository: str) -> str:
     if kind == "GatedRepoError":
         return f"accept the terms at https://huggingface.co/{repository}, then `hf auth login`"
     if kind == "LocalEntryNotFoundError" or "Offline" in kind:
-        return f"not in the local cache; go online, or run `hf download {repository}` first"
+        fetch = f"run `hf download {repository}` first"
+        return f"not in the local cache; go online, {fetch}, or give --target and --drafter folders"
     return "check the name and the network; a local folder must exist to be used as one"
