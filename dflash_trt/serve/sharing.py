@@ -2,8 +2,7 @@
 
 Who connects: the processes of alias models, with requests; and the supervisor, which learns from
 the end of the connection that the engine's process is gone, and tells it to drain.
-Messages are pickles behind their length. Both ends are processes of one user, and the socket lies
-in a folder that only that user may enter.
+Both ends are processes of one user, and the socket lies in a folder that only that user may enter.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import socket
-import struct
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.serve import wire
 from dflash_trt.serve.desk import CANCEL_PERIOD_S, Client, Refusal, TensorDesk
 from dflash_trt.serve.from_tensors import Arrays
 from dflash_trt.serve.host import EngineHost
+from dflash_trt.serve.wire import packed
 
 ALIAS_OF = "alias_of"  # a model parameter: the model that has the engine
-LENGTH = struct.Struct("!Q")
 HEALTH_PERIOD_S = 0.5
 
 # Kinds of messages, and what follows them.
@@ -46,12 +44,6 @@ def default_socket(tritonserver_pid: int, model: str) -> str:
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise ConfigError(f"{folder} is open to other users", hint="remove it")
     return str(folder / f"{tritonserver_pid}-{model}")
-
-
-def packed(*message: Any) -> bytes:
-    """A message as it goes over the socket."""
-    body = pickle.dumps(message)
-    return LENGTH.pack(len(body)) + body
 
 
 class SharingServer:
@@ -90,8 +82,7 @@ class SharingServer:
         tell = asyncio.create_task(self._tell_of_death(writer))
         try:
             while True:
-                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                kind, *content = pickle.loads(await reader.readexactly(size))
+                kind, *content = await wire.read_async(reader)
                 if kind == DRAIN:
                     self._start(self._tell_when_drained(writer))
                 elif kind == CANCEL and content[0] in clients:
@@ -207,10 +198,9 @@ class SharedEngine:
         return self._line
 
     def _read(self, line: socket.socket) -> None:
-        with line, line.makefile("rb") as stream, contextlib.suppress(OSError, EOFError):
-            while head := stream.read(LENGTH.size):
-                (size,) = LENGTH.unpack(head)
-                kind, *content = pickle.loads(stream.read(size))
+        with line, line.makefile("rb") as stream, contextlib.suppress(OSError):
+            while message := wire.read(stream):
+                kind, *content = message
                 if kind == RESPONSE:
                     number, arrays, refusal, is_last = content
                     with self._lock:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import pickle
 import resource
 import signal
 import socket
@@ -18,7 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from dflash_trt.serve.sharing import DEAD, DRAIN, DRAINED, LENGTH, packed
+from dflash_trt.serve import wire
+from dflash_trt.serve.sharing import DEAD, DRAIN, DRAINED
+from dflash_trt.serve.wire import packed
 
 _LOG = logging.getLogger(__name__)
 POLL_S = 0.1
@@ -142,10 +143,9 @@ class Supervisor:
         threading.Thread(target=self._listen, args=(line,), daemon=True).start()
 
     def _listen(self, line: socket.socket) -> None:
-        with contextlib.suppress(OSError, EOFError), line.makefile("rb") as stream:
-            while head := stream.read(LENGTH.size):
-                (size,) = LENGTH.unpack(head)
-                kind, *content = pickle.loads(stream.read(size))
+        with contextlib.suppress(OSError), line.makefile("rb") as stream:
+            while message := wire.read(stream):
+                kind, *content = message
                 if kind == DRAINED:
                     time.sleep(LAST_BYTES_S)
                     self._end_triton()
