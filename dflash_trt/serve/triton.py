@@ -72,11 +72,17 @@ def _end_with(tritonserver: int) -> None:
 
 
 class SenderClient:
-    """One request of Triton."""
+    """One request of Triton.
+
+    After the last response Triton frees what `is_cancelled` asks about, and 2.51 crashes when it is
+    asked then or at that moment: so one thread at a time, and not after the end.
+    """
 
     def __init__(self, pb_utils: Any, sender: Any) -> None:
         self._pb = pb_utils
         self._sender = sender
+        self._lock = threading.Lock()
+        self._is_over = False
 
     def send(self, arrays: Arrays, refusal: Refusal | None, *, is_last: bool) -> None:
         """See `Client`."""
@@ -87,11 +93,14 @@ class SenderClient:
         tensors = [pb.Tensor(name, array) for name, array in arrays.items()]
         response = pb.InferenceResponse(output_tensors=tensors, error=error)
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
-        self._sender.send(response, flags=flags)
+        with self._lock:
+            self._is_over |= is_last
+            self._sender.send(response, flags=flags)
 
     def is_gone(self) -> bool:
         """See `Client`."""
-        return bool(self._sender.is_cancelled())
+        with self._lock:
+            return not self._is_over and bool(self._sender.is_cancelled())
 
 
 def _arrays(request: Any) -> Arrays:
