@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from dflash_trt import swap
 
 FOLDER = "dflash-trt"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -56,15 +56,7 @@ def write_cache(path: Path, content: bytes) -> bool:
     """Replace a cache in one step; False where the folder cannot be written: no harm."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-            Path(name).rename(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
+        swap.write_file(path, content, mode=0o600)
     except OSError:
         return False
     return True

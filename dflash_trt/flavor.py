@@ -7,6 +7,7 @@ builds where there is no GPU at all. Both have the same network API.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -119,6 +120,19 @@ def precision_on(device: Device, name: str) -> Precision:
         f"precision {name} {reason}",
         hint=f"{device.name} can do {', '.join(device.precisions)}",
     )
+
+
+def make_logger(trt: Any, log: Callable[[Any, str], None]) -> Any:
+    """A logger of TensorRT's that calls `log(severity, text)`; keep it while it is in use."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]  # trt is a value: the base class is Any
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, text: str) -> None:
+            log(severity, text)
+
+    return Logger()
 
 
 def version(capability: tuple[int, int]) -> str:

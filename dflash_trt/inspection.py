@@ -20,7 +20,7 @@ from dflash_trt.engine_dir import (
     sha256,
 )
 from dflash_trt.errors import EngineDirError, MissingPackage
-from dflash_trt.flavor import TENSORRT_RTX, device_of, load_flavor, version
+from dflash_trt.flavor import TENSORRT_RTX, device_of, load_flavor, make_logger, version
 from dflash_trt.lossless.certificate import STORED_AS
 
 # What hand-made JSON in the place of ours ends in.
@@ -144,7 +144,7 @@ def check_of_tensorrt(engine: EngineDir) -> str:
         return f"not asked: {backend} is not installed here"
     if backend != TENSORRT_RTX:
         return f"not asked: {backend} has no such check"
-    runtime = trt.Runtime(_silent(trt))
+    runtime = trt.Runtime(make_logger(trt, lambda *_: None))  # the verdict is all that is asked for
     with (
         (engine.path / ENGINE).open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -158,16 +158,3 @@ def check_of_tensorrt(engine: EngineDir) -> str:
         return f"{verdict.name.lower()} on this machine: {', '.join(reasons)}"
     # It compares the header first, then the GPU; without one it ends there and gives no reason.
     return "its header is one of this version; there is no GPU here to compare with"
-
-
-def _silent(trt: Any) -> Any:
-    """A logger that drops what is logged: the verdict is all that is asked for."""
-
-    class Silent(trt.ILogger):  # type: ignore[misc]  # trt is a value: the base class is Any
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, level: Any, text: str) -> None:
-            pass
-
-    return Silent()

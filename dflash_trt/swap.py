@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and replace others so that a kill loses nothing.
+"""Folders and files that appear whole or not at all, and replace others without a loss at a kill.
 
 Beside a folder NAME stand, while it is made, `.NAME.building-*`, and while it takes the place of an
 older one, `.NAME.replaced-*/NAME`. Their owner holds a lock on them; one that nobody holds is what
@@ -26,6 +26,19 @@ def real_path(path: Path) -> Path:
     The working directory may be what is replaced, so nothing is relative after this.
     """
     return Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
+
+
+def write_file(file: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file in place of what is there, in one step. Raises `OSError`, and leaves nothing."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        temporary.chmod(mode)  # mkstemp makes it private
+        temporary.rename(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

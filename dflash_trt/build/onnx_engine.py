@@ -10,7 +10,7 @@ import onnxruntime
 
 from dflash_trt import contract, engine_dir
 from dflash_trt.build.reporting import Reporting
-from dflash_trt.config import BuildChoices, PairConfig
+from dflash_trt.config import BuildChoices
 from dflash_trt.graph import Graph
 from dflash_trt.lower.onnx import lower_to_onnx
 from dflash_trt.lower.onnx_weights import OnnxWeights
@@ -23,10 +23,9 @@ def onnx_versions() -> dict[str, str]:
 
 
 def write_onnx(
-    graph: Graph, pair: PairConfig, choices: BuildChoices, reader: Reporting, folder: Path
+    graph: Graph, choices: BuildChoices, reader: Reporting, folder: Path
 ) -> dict[str, Any]:
     """Write `step.onnx` and `weights.bin`; nothing is added to the manifest."""
-    del pair
     with (folder / engine_dir.WEIGHTS).open("wb") as data:
         weights = OnnxWeights(reader, data, engine_dir.WEIGHTS, bits_of(choices.precision))
         model = lower_to_onnx(graph, weights)

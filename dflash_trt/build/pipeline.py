@@ -118,11 +118,13 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
     graph = trace_step(plan.pair.config, plan.choices.block, rows)
     manifest = _manifest(plan)
-    write = partial(write_tensorrt, plugin=plan.plugin) if device.is_gpu else write_onnx
+    vocab_size = plan.pair.config.target.vocab_size
+    write_gpu = partial(write_tensorrt, vocab_size=vocab_size, plugin=plan.plugin)
+    write = write_gpu if device.is_gpu else write_onnx
     with writing_engine(output, config, manifest, force=force) as folder:
         tokenizer.export(folder)
         reader = Reporting(plan.pair.weights(), progress, plan.source_bytes)
-        manifest |= write(graph, plan.pair.config, plan.choices, reader, folder)
+        manifest |= write(graph, plan.choices, reader, folder)
         progress("checksums", plan.source_bytes, plan.source_bytes)
     return engine_dir.open_engine(output, check_hashes=False)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dflash_trt import contract
 from dflash_trt.build.network_hash import hash_network
 from dflash_trt.build.trt_layers import read_layers
-from dflash_trt.build.trt_log import Messages, make_logger, make_monitor
+from dflash_trt.build.trt_log import Messages, logger_into, make_monitor
 from dflash_trt.cache_files import CacheKey, read_cache, write_cache
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.flavor import TENSORRT_RTX, Device, load_flavor
@@ -61,7 +61,7 @@ def build_engine(
     `OSError` when the file cannot be written, and what `define` raises.
     """
     messages = Messages()
-    logger = make_logger(trt, messages)
+    logger = logger_into(trt, messages)
     builder = trt.Builder(logger)
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(flags)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dflash_trt import contract, engine_dir
 from dflash_trt.build.reporting import Reporting
 from dflash_trt.build.tensorrt import build_engine
-from dflash_trt.config import BuildChoices, PairConfig
+from dflash_trt.config import BuildChoices
 from dflash_trt.flavor import PRECISION_TABLE, device_of, load_flavor
 from dflash_trt.graph import Graph
 from dflash_trt.kv_plugin import LIBRARY, load_plugin
@@ -23,9 +23,14 @@ from dflash_trt.quantize.policy import format_of
 
 
 def write_tensorrt(
-    graph: Graph, pair: PairConfig, choices: BuildChoices, reader: Reporting, folder: Path,
+    graph: Graph,
+    choices: BuildChoices,
+    reader: Reporting,
+    folder: Path,
+    *,
+    vocab_size: int,
     plugin: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write `rank0.engine` and `layers.json`, beside them a copy of the plugin's library.
 
     Returns what the manifest says of them. `plugin`: the library, None for native layers.
@@ -34,7 +39,7 @@ def write_tensorrt(
     trt = load_flavor(device.backend)
     weights = TrtWeights(reader, format_of(choices.precision))
     compute = PRECISION_TABLE[choices.precision].compute
-    profiles = contract.profiles(choices, pair.target.vocab_size)
+    profiles = contract.profiles(choices, vocab_size)
 
     capacity = contract.cache_rows(choices.max_seq_len, choices.block)
     fixed = step_fixed(choices.block, capacity)

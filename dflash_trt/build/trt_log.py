@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dflash_trt.flavor import make_logger
+
 # Every TensorRT call on a machine without a driver ends in one of these. It is not a cause.
 _NO_DRIVER = re.compile(r"cudaError 35|CUDA driver version is insufficient|CUDA initialization")
 _BRACKETS = re.compile(r"^\[[\w.:/]+\] ?")  # [optimizer.cpp::operator()::42]
@@ -60,19 +62,15 @@ def one_line(text: str) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def make_logger(trt: Any, messages: Messages) -> Any:
+def logger_into(trt: Any, messages: Messages) -> Any:
     """A logger of TensorRT's that fills `messages`; it must outlive what is made with it."""
     severity = trt.ILogger.Severity
 
-    class Logger(trt.ILogger):  # type: ignore[misc]  # trt is a value: the base class is Any
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+    def log(level: Any, text: str) -> None:
+        is_error = level in (severity.ERROR, severity.INTERNAL_ERROR)
+        messages.add(is_error, level == severity.WARNING, text)
 
-        def log(self, level: Any, text: str) -> None:
-            is_error = level in (severity.ERROR, severity.INTERNAL_ERROR)
-            messages.add(is_error, level == severity.WARNING, text)
-
-    return Logger()
+    return make_logger(trt, log)
 
 
 def make_monitor(
@@ -80,7 +78,7 @@ def make_monitor(
 ) -> Any:
     """TensorRT's progress monitor: `report(phase, fraction)`; a cancelled build ends at a step."""
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # as above
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # trt is a value: Any
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._phases: dict[str, tuple[str | None, int, int]] = {}  # parent, done, steps

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import dflash_trt
+from dflash_trt import swap
 from dflash_trt.decode.costs import StepCosts
 from dflash_trt.engine_dir import EngineDir, read_extra
 from dflash_trt.errors import ConfigError
@@ -59,15 +58,7 @@ class StoredCosts:
         """Keep a table in place of what is there, whole or not at all."""
         content = json.dumps({"key": dict(self.key), "costs": costs.to_json()}, indent=1) + "\n"
         with contextlib.suppress(OSError):  # a folder that is read-only or full
-            descriptor, name = tempfile.mkstemp(prefix=f".{STORED_AS}.", dir=self.file.parent)
-            temporary = Path(name)
-            try:
-                with os.fdopen(descriptor, "w") as stream:
-                    stream.write(content)
-                temporary.chmod(0o644)  # mkstemp makes it private
-                temporary.replace(self.file)
-            finally:
-                temporary.unlink(missing_ok=True)
+            swap.write_file(self.file, content.encode())
 
 
 def _processors() -> list[str]:

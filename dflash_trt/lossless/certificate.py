@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_trt import __version__
+from dflash_trt import __version__, swap
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import MANIFEST, EngineDir, sha256
@@ -58,12 +58,10 @@ class Certificate:
 
     def write(self, file: Path) -> None:
         """Write the JSON at once or not at all. Raises `BuildError`."""
-        draft = file.with_name(f".{file.name}.part")
+        content = json.dumps(self.to_json(), indent=2) + "\n"
         try:
-            draft.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-            draft.replace(file)
+            swap.write_file(file, content.encode())
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise BuildError(
                 f"{file} cannot be written: {error.strerror}", hint="choose another --certificate"
             ) from error

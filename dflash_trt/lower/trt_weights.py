@@ -22,6 +22,7 @@ from dflash_trt.quantize.floats import (
     quantize_fp8,
     quantize_nvfp4,
 )
+from dflash_trt.quantize.pieces import row_pieces
 
 Array = npt.NDArray[Any]
 
@@ -35,7 +36,6 @@ _QUANTIZERS: dict[str, Callable[[F32], Fp8Weight | Nvfp4Weight]] = {
     "fp8": quantize_fp8,
     "nvfp4": quantize_nvfp4,
 }
-PIECE_VALUES = 4 << 20  # a weight of another type is converted in pieces of this size
 
 
 class TensorFacts(Protocol):
@@ -108,14 +108,12 @@ class TrtWeights:
 
     def _converted(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         result = np.empty(shape, dtype)
-        rows = max(1, PIECE_VALUES // max(1, result[:1].size))
-        for start in range(0, len(result), rows):
-            stop = min(start + rows, len(result))
-            piece = self.reader.read_rows(name, start, stop)
+        for rows in row_pieces(len(result), result[:1].size):
+            piece = self.reader.read_rows(name, rows.start, rows.stop)
             if dtype == np.float16 and np.abs(piece).max(initial=0) > np.finfo(np.float16).max:
                 raise BuildError(
                     f"weight {name} has values beyond the range of fp16",
                     hint="build with bf16",
                 )
-            result[start:stop] = piece
+            result[rows] = piece
         return result

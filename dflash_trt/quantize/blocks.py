@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.quantize.pieces import row_pieces
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 BLOCK_SIZE = 32
-PIECE_VALUES = 1 << 21
 # Shrinking the scale clips the block's largest weight but rounds all others finer.
 _SCALE_CANDIDATES = (1.0, 0.96, 0.92, 0.88)
 
@@ -44,9 +45,7 @@ class Blocks:
 
 def quantize(weight: F32, bits: int) -> Blocks:
     """`quantize_rows` in pieces, so that its intermediates stay small beside the weight."""
-    rows = max(1, PIECE_VALUES // weight.shape[1])
-    starts = range(0, len(weight), rows)
-    return stack([quantize_rows(weight[start : start + rows], bits) for start in starts])
+    return stack([quantize_rows(weight[rows], bits) for rows in row_pieces(*weight.shape)])
 
 
 def quantize_rows(weight: F32, bits: int) -> Blocks:

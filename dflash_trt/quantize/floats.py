@@ -14,14 +14,15 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.quantize.pieces import row_pieces
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
 FP8_MAX = 448.0  # largest E4M3
 FP4_MAX = 6.0  # largest E2M1
-FP4_BLOCK = 16
-PIECE_VALUES = 1 << 21
+FP4_BLOCK = 16  # values that share a scale
 _MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute type
 # Halfway points between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of E2M1.
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
@@ -61,7 +62,7 @@ def quantize_fp8(weight: F32) -> Fp8Weight:
     """FP8 (E4M3) with one scale; no weight is clipped."""
     scale = _power_of_two(_peak(weight) / FP8_MAX)
     codes = np.empty(weight.shape, ml_dtypes.float8_e4m3fn)
-    for rows in _pieces(weight):
+    for rows in row_pieces(*weight.shape):
         codes[rows] = (weight[rows] * np.float32(1 / scale)).astype(codes.dtype)
     return Fp8Weight(codes, scale)
 
@@ -72,7 +73,7 @@ def quantize_nvfp4(weight: F32) -> Nvfp4Weight:
     scale = _power_of_two(_peak(weight) / (FP4_MAX * FP8_MAX))
     codes = np.empty((num_rows, width // 2), np.uint8)
     block_scales = np.empty((num_rows, width // FP4_BLOCK), ml_dtypes.float8_e4m3fn)
-    for rows in _pieces(weight):
+    for rows in row_pieces(*weight.shape):
         blocks = weight[rows].reshape(-1, width // FP4_BLOCK, FP4_BLOCK)
         peaks = np.abs(blocks).max(-1) * np.float32(1 / (FP4_MAX * scale))
         block_scales[rows] = peaks.astype(block_scales.dtype)
@@ -104,10 +105,7 @@ def _power_of_two(least: float) -> float:
 
 
 def _peak(weight: F32) -> float:
-    return max((float(np.abs(weight[rows]).max(initial=0)) for rows in _pieces(weight)), default=0)
-
-
-def _pieces(weight: F32) -> list[slice]:
-    """Row ranges small enough that intermediates stay small beside the weight."""
-    step = max(1, PIECE_VALUES // max(1, weight.shape[1]))
-    return [slice(start, start + step) for start in range(0, len(weight), step)]
+    return max(
+        (float(np.abs(weight[rows]).max(initial=0)) for rows in row_pieces(*weight.shape)),
+        default=0,
+    )

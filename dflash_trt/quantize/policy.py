@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dflash_trt.errors import ConfigError
 from dflash_trt.flavor import PRECISION_TABLE
 from dflash_trt.quantize.blocks import BLOCK_SIZE
+from dflash_trt.quantize.floats import FP4_BLOCK
 
 FC, HEAD, EMBEDDING = "drafter.fc.weight", "lm_head.weight", "embed_tokens.weight"
-FP4_BLOCK = 16  # values that share a scale
 
 
 def bits_of(precision: str) -> Callable[[str], int | None]:

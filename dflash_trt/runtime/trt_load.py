@@ -16,6 +16,7 @@ import numpy as np
 
 from dflash_trt.cache_files import CacheKey, read_cache, write_cache
 from dflash_trt.errors import EngineDirError, GpuError
+from dflash_trt.flavor import make_logger
 from dflash_trt.runtime.cuda import Cuda
 from dflash_trt.runtime.trt_engine import Shape, StepContext, TensorInfo
 
@@ -40,7 +41,7 @@ class TrtEngine:
         """
         self._trt, self._cuda = trt, cuda
         self._messages: list[str] = []
-        self._logger = _make_logger(trt, self._messages)
+        self._logger = _error_logger(trt, self._messages)
         self._runtime = trt.Runtime(self._logger)
         with file.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ
@@ -176,7 +177,7 @@ def cause(messages: list[str]) -> str:
     return told
 
 
-def _make_logger(trt: Any, messages: list[str]) -> Any:
+def _error_logger(trt: Any, messages: list[str]) -> Any:
     """A logger that keeps TensorRT's errors, which its functions do not return."""
     levels = {
         trt.ILogger.INTERNAL_ERROR: logging.ERROR,
@@ -186,14 +187,10 @@ def _make_logger(trt: Any, messages: list[str]) -> Any:
         trt.ILogger.VERBOSE: logging.DEBUG - 1,
     }
 
-    class Logger(trt.ILogger):  # type: ignore[misc]  # trt is a value: the base class is Any
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+    def take(severity: Any, text: str) -> None:
+        level = levels.get(severity, logging.DEBUG)
+        if level >= logging.ERROR:
+            messages.append(" ".join(text.split()))
+        log.log(level, "%s", text)
 
-        def log(self, severity: Any, text: str) -> None:
-            level = levels.get(severity, logging.DEBUG)
-            if level >= logging.ERROR:
-                messages.append(" ".join(text.split()))
-            log.log(level, "%s", text)
-
-    return Logger()
+    return make_logger(trt, take)

@@ -15,6 +15,7 @@ from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.to_tensors import Answer
 
 _LOG = logging.getLogger(__name__)
+CUT_OFF = "the server shut down before the request was over"
 CANCEL_PERIOD_S = 0.05  # how often clients are asked whether they went away
 
 Code = Literal["INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED"]
@@ -88,7 +89,7 @@ class TensorDesk:
             return None
         if self._host.is_ready:
             return Refusal("CANCELLED", "the request was cancelled")
-        return Refusal("UNAVAILABLE", "the server shut down before the request was over")
+        return Refusal("UNAVAILABLE", CUT_OFF)
 
     async def watch(self) -> None:
         """Cancel the requests whose clients went away, for ever."""

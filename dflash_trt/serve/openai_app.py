@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.handle import Handle
-from dflash_trt.errors import DFlashError, EngineStopped, QueueFull, StepError
+from dflash_trt.errors import DFlashError, StepError
+from dflash_trt.serve.desk import CUT_OFF, Refusal
 from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.openai_answer import DONE, ChatAnswer, CompletionAnswer, event
 from dflash_trt.serve.openai_gate import Gate, error_body
@@ -23,6 +24,7 @@ from dflash_trt.serve.openai_schema import ChatRequest, CompletionRequest
 
 BODY_SECONDS = 60.0  # to send a body; who takes longer is cut off
 RETRY = {"retry-after": "1"}
+_STATUS = {"UNAVAILABLE": 503, "INTERNAL": 500, "INVALID_ARG": 400}
 
 
 class OpenAIApp:
@@ -79,7 +81,7 @@ class OpenAIApp:
         if made is None:
             return Response(status_code=499)  # nobody reads it
         if made.finish_reason in ("error", "cancelled"):
-            raise StepError(made.error or "the server shut down before the request was over")
+            raise StepError(made.error or CUT_OFF)
         return JSONResponse(answer.whole(made))
 
     async def _events(
@@ -87,7 +89,7 @@ class OpenAIApp:
     ) -> AsyncIterator[bytes]:
         async for delta in handle:
             if delta.finish_reason in ("error", "cancelled"):
-                message = delta.error or "the server shut down before the request was over"
+                message = delta.error or CUT_OFF
                 yield event(error_body(500, message))
                 return
             parts = answer.parts(delta)
@@ -197,11 +199,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _error(request: Request, error: Exception) -> Response:
     assert isinstance(error, DFlashError)
-    text = f"{error.message}; {error.hint}" if error.hint else error.message
-    if isinstance(error, QueueFull | EngineStopped):
-        return JSONResponse(error_body(503, text), 503, headers=RETRY)
-    status = 500 if isinstance(error, StepError) else 400
-    return JSONResponse(error_body(status, text), status)
+    refusal = Refusal.of(error)
+    status = _STATUS[refusal.code]
+    headers = RETRY if status == 503 else None
+    return JSONResponse(error_body(status, refusal.text), status, headers=headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from dflash_trt import swap
 from dflash_trt.errors import ConfigError
 from dflash_trt.serve.options import ServeOptions
 from dflash_trt.serve.sharing import ALIAS_OF
@@ -17,6 +15,7 @@ from dflash_trt.serve.tensors import INPUTS, MAX_BATCH, OUTPUTS, Tensor
 
 MODEL = "ensemble"  # has the engine
 ALIAS = "tensorrt_llm_bls"  # the same under its other name
+CONFIG = "config.pbtxt"
 
 
 def model_py() -> str:
@@ -60,15 +59,16 @@ def write_repository(
         raise ConfigError(f"{output} exists already", hint="--force replaces it")
     shared = {} if environment is None else {"EXECUTION_ENV_PATH": str(environment)}
     alias = {ALIAS_OF: MODEL, **({"socket": options.socket} if options.socket else {})}
+    output = swap.real_path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as draft:
-        repository = Path(draft) / "repository"
+    swap.clean_up(output, lambda path: (path / MODEL / CONFIG).is_file())
+    with swap.building(output) as draft:
+        repository = draft / "repository"
         for name, parameters in ((MODEL, options.to_parameters()), (ALIAS, alias)):
             (repository / name / "1").mkdir(parents=True)
             text = config_pbtxt(name, {**parameters, **shared})
-            (repository / name / "config.pbtxt").write_text(text)
+            (repository / name / CONFIG).write_text(text)
             (repository / name / "1" / "model.py").write_text(model_py())
-        if output.exists():
-            shutil.rmtree(output)
-        os.replace(repository, output)
+        with swap.set_aside(output):
+            repository.rename(output)
     return output

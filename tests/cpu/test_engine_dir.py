@@ -20,7 +20,7 @@ from dflash_trt.decode.stored_costs import STORED_AS
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import BuildError, EngineDirError
 from dflash_trt.lower import onnx_weights
-from tiny import EngineMaker, TinyEngine, TinyPair, build_engine
+from tiny import EngineMaker, TinyEngine, TinyPair, build_engine, sign
 
 FILES = [
     "config.json", "manifest.json", "step.onnx", "weights.bin", "tokenizer.json",
@@ -42,15 +42,6 @@ def refused(folder: Path, *words: str) -> None:
         assert "\n" not in caught.value.message
         for word in words:
             assert word in caught.value.message
-
-
-def sign(folder: Path, name: str) -> None:
-    """Make the manifest agree with a file as it is now."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    content = (folder / name).read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    manifest["files"][name] = {"bytes": len(content), "sha256": digest}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def edit(file: Path, change: Callable[[Any], Any]) -> None:

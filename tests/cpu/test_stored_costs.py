@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.decode import stored_costs
+from dflash_trt import swap
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.decode.stored_costs import STORED_AS
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_measured_each_time(
     def refuse(*args: object, **kwargs: object) -> object:
         raise PermissionError(30, os.strerror(30))
 
-    monkeypatch.setattr(stored_costs.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(swap.tempfile, "mkstemp", refuse)
     before = sorted(folder.iterdir())
     assert measures(folder)
     assert measures(folder)

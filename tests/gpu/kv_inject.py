@@ -41,12 +41,12 @@ class Host:
     has_nvfp4 = True
 
     def __init__(self, library: Path) -> None:
-        self.library = kv.load(library)
+        self.kernels = kv.load(library)
 
     def launch(self, case: Case, arena: Arena) -> None:
         """Launch in place on the arena."""
         launch = make_launch(case, arena.address)
-        assert self.library.dflash_kv_inject(ctypes.byref(launch), None) == kv.SUCCESS
+        assert self.kernels.dflash_kv_inject(ctypes.byref(launch), None) == kv.SUCCESS
 
 
 class Gpu:
@@ -62,7 +62,7 @@ class Gpu:
         if status != runtime.cudaError_t.cudaSuccess or not count:
             sys.stderr.write("there is no GPU here (--host LIBRARY checks the CPU build)\n")
             sys.exit(2)
-        self.library = kv.load(library)
+        self.kernels = kv.load(library)
         properties = self.call(runtime.cudaGetDeviceProperties(0))
         self.name = properties.name.decode()
         self.capability = (properties.major, properties.minor)
@@ -90,7 +90,7 @@ class Gpu:
         self.upload(arena.memory, device)
         moved = {name: device + at - arena.memory.ctypes.data for name, at in arena.address.items()}
         launch = make_launch(case, moved)
-        assert self.library.dflash_kv_inject(ctypes.byref(launch), None) == kv.SUCCESS
+        assert self.kernels.dflash_kv_inject(ctypes.byref(launch), None) == kv.SUCCESS
         self.call(self.rt.cudaDeviceSynchronize())
         kind = self.rt.cudaMemcpyKind.cudaMemcpyDeviceToHost
         size = arena.memory.nbytes
@@ -170,7 +170,7 @@ def time_case(gpu: Gpu, case: Case) -> float:
                 if array.nbytes:
                     gpu.upload(np.ascontiguousarray(array), address[name] + i * array.nbytes)
         launch = make_launch(case, address)
-        return lambda: check(gpu.library.dflash_kv_inject(ctypes.byref(launch), None))
+        return lambda: check(gpu.kernels.dflash_kv_inject(ctypes.byref(launch), None))
 
     return gpu.seconds([one_launch() for _ in range(copies)])
 

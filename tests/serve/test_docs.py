@@ -10,7 +10,7 @@ import pytest
 from running import Server
 
 ROOT = Path(__file__).parents[2]
-CURL = re.compile(r"curl -N localhost:(\d+)(/\S+)[\s\\]+-d '([^']*)'")
+CURL = re.compile(r"curl [^']*?localhost:(\d+)(/\S+)[\s\\]+-d '([^']*)'")
 FOUND = [
     match.groups()
     for name in ("README.md", "docs/serving.md")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tiny.builds import TinyEngine, build_engine
+from tiny.builds import TinyEngine, build_engine, sign
 from tiny.models import TinyPair, save_drafter, save_pair, save_target, train_drafter
 from tiny.probe import Probe
 from tiny.reference import (
@@ -41,6 +41,7 @@ __all__ = [
     "save_drafter",
     "save_pair",
     "save_target",
+    "sign",
     "target_states",
     "train_drafter",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,3 +70,12 @@ def build_engine(pair: TinyPair, output: Path, **choices: Any) -> TinyEngine:
     planned = plan(str(pair.target_dir), str(pair.drafter_dir), {**CHOICES, **choices})
     directory = build(planned, output, force=False, progress=lambda stage, done, total: None)
     return TinyEngine(pair, directory, Tokenizer.load(directory.path))
+
+
+def sign(folder: Path, name: str) -> None:
+    """Make the manifest of an engine directory agree with a file as it is now."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    content = (folder / name).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"][name] = {"bytes": len(content), "sha256": digest}
+    (folder / "manifest.json").write_text(json.dumps(manifest))

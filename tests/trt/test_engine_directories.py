@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import ConfigError, EngineDirError, MissingPackage
 from dflash_trt.inspection import describe
-from tiny import TinyPair
+from tiny import TinyPair, sign
 from tiny.gpu_builds import GPU_CHOICES, GpuBuild
 
 pytestmark = pytest.mark.usefixtures("greedy_choice")
@@ -41,15 +40,6 @@ def engine(
 def spoiled(engine: EngineDir, tmp_path: Path) -> Path:
     """A copy to spoil."""
     return Path(shutil.copytree(engine.path, tmp_path / "spoiled"))
-
-
-def sign(folder: Path, name: str) -> None:
-    """Make the manifest agree with a file as it is now."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    content = (folder / name).read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    manifest["files"][name] = {"bytes": len(content), "sha256": digest}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], Any]) -> None:

@@ -16,10 +16,10 @@ from dflash_trt.quantize.floats import (
     FP4_BLOCK,
     FP4_MAX,
     FP8_MAX,
-    PIECE_VALUES,
     quantize_fp8,
     quantize_nvfp4,
 )
+from dflash_trt.quantize.pieces import PIECE_VALUES
 
 F32 = npt.NDArray[np.float32]
 FP8, FP4 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float4_e2m1fn)
