@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import tempfile
@@ -12,8 +13,10 @@ from pathlib import Path
 
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import ConfigError
-from dflash_trt.serve.openai_server import bind, read_keys
+from dflash_trt.serve.openai_server import FLAG as OPENAI_FLAG
+from dflash_trt.serve.openai_server import read_keys
 from dflash_trt.serve.options import ServeOptions
+from dflash_trt.serve.ports import check_ports
 from dflash_trt.serve.repository import write_repository
 from dflash_trt.serve.server import EngineServer
 from dflash_trt.serve.supervisor import EXIT_MARGIN_S, Supervisor, remove_stale_regions
@@ -34,6 +37,11 @@ class Ports:
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
+
+    def by_flag(self, openai: int) -> dict[str, int]:
+        """The ports by the flags that choose them; `openai` 0 is none."""
+        own = {f"--{name}-port": port for name, port in dataclasses.asdict(self).items()}
+        return own | ({OPENAI_FLAG: openai} if openai else {})
 
 
 Endpoints = list[tuple[str, str]]  # what is there, and its address
@@ -73,9 +81,7 @@ def serve_with_triton(
     """
     open_engine(Path(options.engine), check_hashes=False)
     read_keys(options.api_key_file)
-    for port in (ports.http, ports.grpc, ports.metrics, options.openai_port):
-        if port:
-            bind(options.address, port).close()
+    check_ports(options.address, ports.by_flag(options.openai_port))
     server = find_tritonserver()
     for name in remove_stale_regions():
         _LOG.info("removed %s, which a killed tritonserver left", name)

@@ -3,39 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import importlib
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.serve.host import EngineHost
+from dflash_trt.serve.options import ServeOptions
+from dflash_trt.serve.ports import bind
 
-_LOG = logging.getLogger(__name__)
 BACKLOG = 2048
+FLAG = "--openai-port"
+
+
+@dataclass(frozen=True)
+class OpenAIDoor:
+    """What OpenAI's API needs beside an engine: the port, bound, and the keys."""
+
+    socket: socket.socket
+    keys: tuple[str, ...]
+
+
+def open_door(options: ServeOptions) -> OpenAIDoor:
+    """Bind the port and read the keys: before an engine is loaded, which may take minutes.
+
+    Raises `ConfigError` when the port is taken, a key file is bad, or a package is missing.
+    """
+    try:
+        importlib.import_module("uvicorn")
+        importlib.import_module("dflash_trt.serve.openai_app")
+    except ImportError as error:
+        raise ConfigError(
+            f"OpenAI's API needs the package {error.name}", hint="pip install 'dflash-trt[serve]'"
+        ) from error
+    keys = read_keys(options.api_key_file)
+    return OpenAIDoor(bind(options.address, options.openai_port, FLAG), tuple(keys))
 
 
 class OpenAIServer:
     """One HTTP server around one engine. Needs the extra `serve`."""
 
-    def __init__(self, host: EngineHost) -> None:
-        """Bind the port. Raises `ConfigError` when it is taken, or a package is missing."""
-        try:
-            import uvicorn
+    def __init__(self, host: EngineHost, door: OpenAIDoor) -> None:
+        """Around an engine that is loaded, behind a door that is open."""
+        import uvicorn
 
-            from dflash_trt.serve.openai_app import OpenAIApp
-        except ImportError as error:
-            raise ConfigError(
-                f"OpenAI's API needs the package {error.name}",
-                hint="pip install 'dflash-trt[serve]'",
-            ) from error
-        options = host.options
-        app = OpenAIApp(host).asgi(read_keys(options.api_key_file))
+        from dflash_trt.serve.openai_app import OpenAIApp
+
+        app = OpenAIApp(host).asgi(door.keys)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", backlog=BACKLOG,
             timeout_keep_alive=75, server_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-        self._socket = bind(options.address, options.openai_port)
+        self._socket = door.socket
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -49,23 +70,6 @@ class OpenAIServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
-
-
-def bind(address: str, port: int) -> socket.socket:
-    """A bound socket. Raises `ConfigError` when the address and port cannot be had."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # With the protocol named, asyncio switches Nagle's delay off: it costs a stream 40 ms.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((address, port))
-    except OSError as error:
-        made.close()
-        raise ConfigError(
-            f"port {port} of {address} cannot be had: {error.strerror}",
-            hint="another server may run there; choose another port",
-        ) from error
-    return made
 
 
 def read_keys(file: str) -> list[str]:

@@ -11,7 +11,7 @@ from dflash_trt.serve.desk import Client, TensorDesk
 from dflash_trt.serve.from_tensors import Arrays
 from dflash_trt.serve.front import Front
 from dflash_trt.serve.host import EngineHost
-from dflash_trt.serve.openai_server import OpenAIServer
+from dflash_trt.serve.openai_server import OpenAIServer, open_door
 from dflash_trt.serve.options import ServeOptions
 from dflash_trt.serve.sharing import SharingServer
 
@@ -23,12 +23,18 @@ class EngineServer:
     """The engine and its ways in: `take`, a socket for other processes, OpenAI's HTTP."""
 
     def __init__(self, options: ServeOptions, socket: Path | None = None) -> None:
-        """Load, try out, and open. Raises what `EngineHost` and `OpenAIServer` raise."""
-        self.host = EngineHost(options)
+        """Load, try out, and open. Raises what `open_door` and `EngineHost` raise."""
+        door = open_door(options) if options.openai_port else None
+        try:
+            self.host = EngineHost(options)
+        except BaseException:
+            if door is not None:
+                door.socket.close()
+            raise
         self._front = Front()
         self._desk = TensorDesk(self.host)
         self._front.start(self._desk.watch())
-        self._openai = OpenAIServer(self.host) if options.openai_port else None
+        self._openai = None if door is None else OpenAIServer(self.host, door)
         self._sharing = SharingServer(self.host, self._desk, self._drained) if socket else None
         self._draining: asyncio.Task[None] | None = None
         try:

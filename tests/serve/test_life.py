@@ -171,7 +171,7 @@ def test_taken_port(engine_path: Path) -> None:
         port = other.getsockname()[1]
         code, text = run_serve(str(engine_path), "--address", "127.0.0.1", "--grpc-port", str(port))
     assert code == 2
-    assert f"error: port {port} of 127.0.0.1 cannot be had" in text
+    assert f"error: --grpc-port {port}: the port cannot be had at 127.0.0.1" in text
     assert "Traceback" not in text
 
 
