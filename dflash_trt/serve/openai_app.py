@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.handle import Handle
-from dflash_trt.errors import DFlashError, StepError
+from dflash_trt.errors import DFlashError, EngineStopped, StepError
 from dflash_trt.serve.desk import CUT_OFF, Refusal
 from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.openai_answer import DONE, ChatAnswer, CompletionAnswer, event
@@ -80,8 +80,10 @@ class OpenAIApp:
         _note(request, made)
         if made is None:
             return Response(status_code=499)  # nobody reads it
-        if made.finish_reason in ("error", "cancelled"):
-            raise StepError(made.error or CUT_OFF)
+        if made.finish_reason == "error":
+            raise StepError(made.error)
+        if made.finish_reason == "cancelled":
+            raise EngineStopped(CUT_OFF)
         return JSONResponse(answer.whole(made))
 
     async def _events(
@@ -89,8 +91,10 @@ class OpenAIApp:
     ) -> AsyncIterator[bytes]:
         async for delta in handle:
             if delta.finish_reason in ("error", "cancelled"):
-                message = delta.error or CUT_OFF
-                yield event(error_body(500, message))
+                is_cut_off = delta.finish_reason == "cancelled"
+                yield event(
+                    error_body(503, CUT_OFF) if is_cut_off else error_body(500, delta.error)
+                )
                 return
             parts = answer.parts(delta)
             if parts:
