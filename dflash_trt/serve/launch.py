@@ -50,20 +50,32 @@ Endpoints = list[tuple[str, str]]  # what is there, and its address
 def serve_alone(options: ServeOptions, on_ready: Callable[[Endpoints], None]) -> int:
     """Serve OpenAI's API from this process until SIGTERM or SIGINT; the exit code.
 
-    Raises what `EngineServer` raises.
+    A signal while the engine loads ends the process, a second one what still runs. Raises what
+    `EngineServer` raises.
     """
     if not options.openai_port:
         raise ConfigError("without Triton and without OpenAI's API there is nothing to serve")
-    stop = threading.Event()
+    stop, hurry = threading.Event(), threading.Event()
+    server: EngineServer | None = None
+
+    def on_signal(*_: object) -> None:
+        if server is None:
+            _LOG.info("a signal while the engine was loaded: nothing was served")
+            raise SystemExit(0)
+        if stop.is_set() and not hurry.is_set():
+            hurry.set()
+            server.cut_off()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     server = EngineServer(options)
     on_ready(_openai_endpoints(options))
     while server.host.loop.is_healthy and not stop.wait(0.2):
         pass
     was_healthy = server.host.loop.is_healthy
     server.close()
-    return 0 if was_healthy else 1
+    return 0 if was_healthy and not hurry.is_set() else 1
 
 
 def serve_with_triton(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from pathlib import Path
 
 from dflash_trt.serve.desk import Client, TensorDesk
@@ -63,6 +64,11 @@ class EngineServer:
         if not await asyncio.to_thread(self.host.drain, seconds):
             _LOG.warning("%d requests are cut off", self.host.loop.num_requests)
             await asyncio.to_thread(self.host.close)
+
+    def cut_off(self) -> None:
+        """End what still runs, while `close` waits for it. A signal handler may call this."""
+        _LOG.warning("a second signal: %d requests are cut off", self.host.loop.num_requests)
+        threading.Thread(target=self.host.close, daemon=True).start()  # it takes locks
 
     def close(self) -> None:
         """Drain, then end everything."""

@@ -75,6 +75,8 @@ class Supervisor:
         self._engine_socket = engine_socket
         self._drain_seconds = drain_seconds
         self._stop_at: float | None = None  # set by the first signal
+        self._hurry = False  # set by the second
+        self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._lost = threading.Event()  # the engine's process is gone, or its engine dead
 
@@ -85,8 +87,10 @@ class Supervisor:
                 self._command, env=self._environ, start_new_session=True, preexec_fn=_prepare_child
             )
             self._process = process
+            if self._stop_at is not None:  # the signal came while it started
+                self._end_triton()
             try:
-                code = self._watch(on_ready)
+                code = self._watch(process, on_ready)
             finally:
                 _kill_group(process)
                 process.wait()
@@ -95,14 +99,20 @@ class Supervisor:
             return 1
         return 0 if code == 0 else 1
 
-    def _watch(self, on_ready: Callable[[], None]) -> int:
+    def _watch(self, process: subprocess.Popen[bytes], on_ready: Callable[[], None]) -> int:
         is_ready, next_probe = False, 0.0
-        while (code := self._process.poll()) is None:
+        while (code := process.poll()) is None:
             if self._lost.is_set() and self._stop_at is None:
                 _LOG.error("the engine's process is gone: tritonserver is stopped")
                 return 1
+            if self._hurry:
+                _LOG.warning("a second signal: tritonserver is killed, with what still runs")
+                return 1
             if self._stop_at is not None and time.monotonic() > self._stop_at:
-                _LOG.error("tritonserver did not end in time and is killed")
+                _LOG.error(
+                    "tritonserver did not end within %g s of the signal and is killed",
+                    self._drain_seconds + EXIT_MARGIN_S,
+                )
                 return 1
             if not is_ready and time.monotonic() > next_probe:
                 next_probe = time.monotonic() + POLL_S
@@ -120,7 +130,7 @@ class Supervisor:
         crashes when a stream of it is cancelled after that.
         """
         if self._stop_at is not None:
-            self._stop_at = 0.0
+            self._hurry = True
             return None
         self._stop_at = time.monotonic() + self._drain_seconds + EXIT_MARGIN_S
         line = self._line
@@ -132,8 +142,9 @@ class Supervisor:
         return self._end_triton()  # not ready yet, or no more
 
     def _end_triton(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
 
     def _connect(self) -> None:
         """Hear of the end of the engine's process: a dead one stays "ready" in Triton's eyes."""

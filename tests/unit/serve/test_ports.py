@@ -53,7 +53,7 @@ def test_numbers_that_are_no_port(port: int) -> None:
 
 
 def test_one_port_for_two() -> None:
-    with pytest.raises(ConfigError, match="^--http-port and --openai-port are both 8000"):
+    with pytest.raises(ConfigError, match=r"^--http-port and --openai-port are both 8000"):
         check_ports("127.0.0.1", {"--http-port": 8000, "--grpc-port": 1, "--openai-port": 8000})
 
 
@@ -61,7 +61,7 @@ def test_one_port_for_two() -> None:
     "address", ["no such host", "256.0.0.1", "a" * 300, "a\0b", "::zz", "8.8.8.8"]
 )
 def test_addresses_that_are_none_of_ours(address: str) -> None:
-    with pytest.raises(ConfigError, match="^--address ") as caught:
+    with pytest.raises(ConfigError, match=r"^--address ") as caught:
         bind(address, 0, "--http-port")
     assert "\n" not in caught.value.message
     assert "127.0.0.1" in caught.value.hint
