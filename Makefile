@@ -6,12 +6,13 @@ VENV   ?= .venv
 OUT    ?= out
 ENGINE ?= $(OUT)/smollm2-135m
 WIDTH  ?= 4
+MINUTES ?= 12
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
 BIN  := $(VENV)/bin
 # setuptools warns of folders named like packages whenever it makes an editable install.
 PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CODE := dflash_trt engines triton_model_repo tests bench plugins
+CODE := dflash_trt engines triton_model_repo tests bench plugins recipes
 CXX_CODE := $(wildcard plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh)
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.
@@ -27,7 +28,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help needs-gpu setup demo test test-fast lint fmt bench gpu check size clean plugins
+.PHONY: help needs-gpu setup demo test test-fast lint fmt bench gpu drafter check size clean plugins
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' \
@@ -87,6 +88,9 @@ bench: $(TEST)  ## decode on the CPU against transformers, a step against its pr
 	    --output $(OUT)/bench-$$p --force; done
 	$(BIN)/python bench/decode_cpu.py --engine fp32=$(OUT)/bench-fp32 --engine int4=$(OUT)/bench-int4 \
 	    --recipe smollm2-135m --output $(OUT)/decode_cpu.json
+
+drafter: $(TEST)  ## train a drafter for the demo's target, in MINUTES; recipes/train-drafter says how
+	$(BIN)/python recipes/train-drafter/run.py --output $(OUT)/train-drafter --minutes $(MINUTES)
 
 check: lint test  ## what a commit must pass: lint and test
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 400
-FOLDERS = ("dflash_trt", "tests", "bench", "engines")
+FOLDERS = ("dflash_trt", "tests", "bench", "engines", "recipes")
 
 
 def line_counts() -> dict[Path, int]:

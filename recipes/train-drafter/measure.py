@@ -1,0 +1,91 @@
+"""Acceptance and speed of drafters, through engines, on prompts that none was trained on.
+
+    python measure.py previous=DIR new=DIR -o measured.json
+
+Each prompt is answered greedily in turn by plain decoding and by every engine at every verify
+width, in one process, so a drift of the machine meets all alike. Ratios to plain decoding are
+taken prompt by prompt; the medians are reported, and how many answers equal plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from evaluation import prompt_sets
+from rich.progress import track
+
+from dflash_trt.decode.engine import Engine
+from dflash_trt.decode.request import SamplingParams
+
+
+def main() -> None:
+    """Run all and print the tables."""
+    args = arguments()
+    engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engines)}
+    params = SamplingParams(max_tokens=args.tokens)
+    report: dict[str, Any] = {}
+    for kind, prompts in prompt_sets().items():
+        rows: list[dict[str, Any]] = []
+        for prompt in track(prompts[: args.prompts], kind):
+            rows.append(_one_prompt(engines, args.widths, prompt, params))
+        report[kind] = _summary(rows)
+        print(kind, json.dumps(report[kind], indent=1), flush=True)
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _one_prompt(
+    engines: dict[str, Engine], widths: list[int], prompt: str, params: SamplingParams
+) -> dict[str, Any]:
+    runs: dict[str, Any] = {}
+    for name, engine in engines.items():
+        ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        plain = engine.generate(ids, params, width=1)
+        for width in widths:
+            if width > engine.session.limits.block:
+                continue
+            made = engine.generate(ids, params, width=width)
+            runs[f"{name} {width}"] = {
+                "same": made.token_ids == plain.token_ids,
+                "steps": made.stats.steps,
+                "tokens": len(made.token_ids) - 1,
+                "accepted": made.stats.accepted_per_position,
+                "ratio": plain.decode_s / made.decode_s if made.decode_s else 1.0,
+            }
+    return runs
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"prompts": len(rows)}
+    for way in rows[0]:
+        runs = [row[way] for row in rows]
+        steps = sum(run["steps"] for run in runs)
+        positions = max(len(run["accepted"]) for run in runs)
+        summary[way] = {
+            "acceptance_length": round(sum(run["tokens"] for run in runs) / steps, 3),
+            "accepted_per_position": [
+                round(sum(r["accepted"][i] for r in runs if i < len(r["accepted"])) / steps, 3)
+                for i in range(positions)
+            ],
+            "over_plain": round(statistics.median(run["ratio"] for run in runs), 3),
+            "same_tokens": sum(run["same"] for run in runs),
+        }
+    return summary
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engines", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--widths", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8, 16])
+    parser.add_argument("--prompts", type=int, default=1000, help="of each set, at most")
+    parser.add_argument("--tokens", type=int, default=128)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

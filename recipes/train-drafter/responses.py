@@ -1,0 +1,259 @@
+"""What the target says to each script: tokens, context features and its likeliest next tokens.
+
+    python responses.py scripts.jsonl -o data
+
+A script (scripts.py) forces some tokens and leaves others to the target. Worker w of n takes
+scripts w, w + n, ..; shards appear whole, so a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from ring import ATTENTION, Ring
+from scripts import Script, read_scripts
+from shards import PREFIX, TOP, Text, finished_ids, write_file, write_shard
+from target import DEVICE, ChatFormat, load_target, load_tokenizer, target_file
+from transformers import DynamicCache
+
+LAYERS = (1, 8, 14, 20, 27)
+CHOICES = 16
+"""A sampled token is one of so many likeliest."""
+GROUP = 128
+TEXTS_PER_SHARD = 256
+
+
+@dataclass
+class Slot:
+    """A text in the making. `forced` are tokens still to be fed, `tokens` those fed."""
+
+    script: Script
+    forced: list[int]
+    in_answer: bool = False
+    answer_start: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The CHOICES likeliest tokens of each row [N, V], best first, and their probabilities.
+
+    They lie in the CHOICES groups of columns with the largest maxima, so only those are sorted.
+    """
+    rows, size = logits.shape
+    width = math.gcd(size, GROUP)
+    while size // width < CHOICES:
+        width //= 2
+    grouped = logits.view(rows, size // width, width)
+    best = grouped.amax(-1).topk(CHOICES).indices
+    candidates = grouped.gather(1, best[..., None].expand(-1, -1, width)).flatten(1)
+    values, at = candidates.float().topk(CHOICES)
+    ids = best.gather(1, at // width) * width + at % width
+    wide = logits.float()
+    total = (wide - values[:, :1]).exp_().sum(-1, keepdim=True)
+    return ids, (values - values[:, :1]).exp_() / total
+
+
+class Writer:
+    """A worker's target and slots."""
+
+    def __init__(self, model: Any, chat: ChatFormat, args: argparse.Namespace, seed: int) -> None:
+        """Computes the prefix that every text starts with."""
+        self.model, self.chat, self.args = model, chat, args
+        self.random = torch.Generator().manual_seed(seed)
+        ids = torch.tensor([chat.before[:-1]], device=DEVICE)
+        cache = DynamicCache(config=model.config)
+        model.set_attn_implementation("sdpa")
+        out = model(ids, cache=cache, output_hidden_states=True, logits_to_keep=1)
+        self.prefix = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+        self.prefix_features = self._features(out)[0]
+        self.num_prefix = ids.shape[1]
+        model.set_attn_implementation(ATTENTION)
+        slots, columns = args.slots, args.max_tokens
+        self.ring = Ring(model.config, slots, columns, out.logits)
+        self.slots: list[Slot | None] = [None] * slots
+        self.features = torch.zeros(
+            slots, columns, self.prefix_features.shape[-1], dtype=out.logits.dtype
+        )
+        self.top_ids = torch.zeros(slots, columns, TOP, dtype=torch.int32)
+        self.top_probs = torch.zeros(slots, columns, TOP, dtype=torch.float16)
+
+    def _features(self, out: Any) -> torch.Tensor:
+        return torch.cat([out.hidden_states[layer + 1] for layer in LAYERS], -1).cpu()
+
+    def fill(self, waiting: list[Script]) -> None:
+        """Give free slots the next scripts."""
+        for index, slot in enumerate(self.slots):
+            if slot is None and waiting:
+                script = waiting.pop(0)
+                forced = [self.chat.before[-1], *script.user_ids]
+                self.slots[index] = Slot(
+                    script, forced if script.open else [*forced, *self.chat.after]
+                )
+                self.ring.lay(index, self.prefix)
+
+    def step(self) -> list[Text]:
+        """Feed one token to every slot; texts that ended."""
+        rows = [i for i, slot in enumerate(self.slots) if slot is not None]
+        inputs = torch.zeros(len(self.slots), 1, dtype=torch.long)
+        ages = torch.zeros(len(self.slots), dtype=torch.long)
+        for i in rows:
+            slot = self.slots[i]
+            slot.tokens.append(slot.forced.pop(0))
+            inputs[i, 0] = slot.tokens[-1]
+            ages[i] = self.num_prefix + len(slot.tokens) - 1
+        ages = ages.to(DEVICE)
+        out = self.model(
+            inputs.to(DEVICE),
+            position_ids=ages[:, None],
+            attention_mask=self.ring.mask(ages),
+            cache=self.ring,
+            output_hidden_states=True,
+        )
+        self.ring.advance()
+        ids, probs = (x.cpu() for x in likeliest(out.logits[:, 0]))
+        at = (ages.cpu() - self.num_prefix).clamp_min(0)
+        everyone = torch.arange(len(self.slots))
+        self.features[everyone, at] = self._features(out)[:, 0]
+        self.top_ids[everyone, at] = ids[:, :TOP].int()
+        self.top_probs[everyone, at] = probs[:, :TOP].half()
+        noise = -torch.empty(probs.shape).exponential_(generator=self.random).log_()
+        ended = []
+        for i in rows:
+            slot = self.slots[i]
+            if not slot.forced and self._choose(slot, ids[i], probs[i], noise[i]):
+                ended.append(self._text(i))
+                self.slots[i] = None
+        return ended
+
+    def _choose(
+        self, slot: Slot, ids: torch.Tensor, probs: torch.Tensor, noise: torch.Tensor
+    ) -> bool:
+        """Put a slot's next token, or the end of the user's message, in `forced`; is it over?"""
+        script, length = slot.script, len(slot.tokens)
+        temperature = script.temperature if slot.in_answer or not script.open else 1.0
+        if not slot.in_answer and not script.open:
+            slot.in_answer, slot.answer_start = True, length
+        pick = 0 if temperature == 0 else int((probs.log() / temperature + noise).argmax())
+        token = int(ids[pick])
+        if slot.in_answer:
+            slot.forced.append(token)
+            full = self.num_prefix + length + 1 > self.args.max_tokens
+            return token == self.chat.end or full or length - slot.answer_start >= self.args.answer
+        if token == self.chat.end or length >= self.args.user:
+            slot.forced.extend(self.chat.after)
+            slot.in_answer, slot.answer_start = True, length + len(self.chat.after)
+        else:
+            slot.forced.append(token)
+        return False
+
+    def _text(self, index: int) -> Text:
+        slot = self.slots[index]
+        assert slot is not None
+        count = len(slot.tokens)
+        return Text(
+            slot.script.id,
+            slot.answer_start,
+            torch.tensor(slot.tokens, dtype=torch.int32),
+            *(x[index, :count].clone() for x in (self.features, self.top_ids, self.top_probs)),
+        )
+
+
+def work(worker: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
+    """Write this worker's share of the scripts."""
+    torch.set_num_threads(max(1, args.threads // args.workers))
+    file = target_file(args.recipe)
+    chat = ChatFormat.of(load_tokenizer(file))
+    done = finished_ids(args.output)
+    waiting = [s for s in read_scripts(args.scripts)[worker :: args.workers] if s.id not in done]
+    with torch.inference_mode():
+        writer = Writer(load_target(file), chat, args, seed=args.seed * args.workers + worker)
+        if worker == 0:
+            write_file(
+                args.output / PREFIX,
+                {"tokens": torch.tensor(chat.before[:-1]), "features": writer.prefix_features},
+            )
+        made: list[Text] = []
+        parent = os.getppid()
+        until = time.monotonic() + 60 * (args.minutes or math.inf)
+        while waiting or any(writer.slots):
+            # Texts half made are left to the next run; a worker whose parent was killed ends too.
+            if time.monotonic() > until or os.getppid() != parent:
+                if made:
+                    _write(args.output, worker, made)
+                break
+            writer.fill(waiting)
+            ended = writer.step()
+            made += ended
+            with texts.get_lock():
+                texts.value += len(ended)
+                tokens.value += sum(len(text.tokens) for text in ended)
+            if len(made) >= TEXTS_PER_SHARD or not (waiting or any(writer.slots)):
+                _write(args.output, worker, made)
+                made = []
+
+
+def _write(folder: Path, worker: int, texts: list[Text]) -> None:
+    """A script is in one shard alone, so first and last script are a name of its own."""
+    name = f"shard-{worker:02}-{texts[0].script:06}-{texts[-1].script:06}.safetensors"
+    write_shard(folder / name, texts)
+
+
+def main() -> None:
+    """Run the workers and show how far they are."""
+    args = arguments()
+    args.output.mkdir(parents=True, exist_ok=True)
+    total = len(read_scripts(args.scripts))
+    context = mp.get_context("spawn")
+    tokens, texts = context.Value("q", 0), context.Value("q", len(finished_ids(args.output)))
+    workers = [
+        context.Process(target=work, args=(w, args, tokens, texts)) for w in range(args.workers)
+    ]
+    for process in workers:
+        process.start()
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("responses", total=total)
+        while any(process.is_alive() for process in workers):
+            time.sleep(2)
+            rate = tokens.value / (time.monotonic() - started)
+            progress.update(task, completed=texts.value, description=f"{rate:,.0f} tokens/s")
+    if any(process.exitcode for process in workers):
+        raise SystemExit("error: a worker failed; run the same command again to go on")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("scripts", type=Path)
+    add("-o", "--output", type=Path, required=True, help="folder of the shards")
+    add("--recipe", default="smollm2-135m", help="whose target answers")
+    add("--workers", type=int, default=1 if on_gpu else cores, help="processes")
+    add("--threads", type=int, default=cores, help="of all workers together")
+    add("--slots", type=int, default=512 if on_gpu else 128, help="texts at once, of a worker")
+    add("--max-tokens", type=int, default=320, help="of a whole text")
+    add("--user", type=int, default=96, help="longest message that the target makes up")
+    add("--answer", type=int, default=192, help="longest answer")
+    add("--minutes", type=float, help="stop after so long; run again to go on")
+    add("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Texts on disk: what the target said, what it saw, and what it nearly said.
+
+A shard is one safetensors file of whole texts, laid end to end. Each text starts after the prefix
+that all share (`prefix.safetensors`), and token i of it has
+
+- `features[i]`: outputs of the target's layers after it read the token, [F] in BF16;
+- `top_ids[i]`, `top_probs[i]`: its likeliest next tokens and their probabilities, [TOP].
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+TOP = 8
+PREFIX = "prefix.safetensors"
+
+
+@dataclass
+class Text:
+    """One script's text: T tokens after the prefix."""
+
+    script: int
+    answer_start: int
+    tokens: torch.Tensor
+    """[T] int32; what followed the last one is the first of its `top_ids`, if it was greedy."""
+    features: torch.Tensor
+    top_ids: torch.Tensor
+    top_probs: torch.Tensor
+
+
+def write_file(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file that appears whole."""
+    part = file.with_suffix(".part")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+    os.replace(part, file)
+
+
+def write_shard(file: Path, texts: list[Text]) -> None:
+    """Write texts as one shard."""
+    write_file(
+        file,
+        {
+            "scripts": torch.tensor([text.script for text in texts]),
+            "answer_starts": torch.tensor([text.answer_start for text in texts]),
+            "lengths": torch.tensor([len(text.tokens) for text in texts]),
+            **{
+                name: torch.cat([getattr(text, name) for text in texts])
+                for name in ("tokens", "features", "top_ids", "top_probs")
+            },
+        },
+    )
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Shards of a folder, in the order in which they are read."""
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def finished_ids(folder: Path) -> set[int]:
+    """Scripts whose texts are in a folder's shards."""
+    found: set[int] = set()
+    for file in shard_files(folder):
+        with safe_open(file, "pt") as shard:
+            found.update(shard.get_tensor("scripts").tolist())
+    return found
+
+
+def read_shards(folder: Path) -> Iterator[Text]:
+    """All texts of a folder; features stay mapped until they are used."""
+    for file in shard_files(folder):
+        with safe_open(file, "pt") as shard:
+            whole = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        lengths = whole["lengths"].tolist()
+        parts = [
+            whole[name].split(lengths) for name in ("tokens", "features", "top_ids", "top_probs")
+        ]
+        rows = zip(whole["scripts"].tolist(), whole["answer_starts"].tolist(), *parts, strict=True)
+        yield from (Text(*row) for row in rows)

@@ -1,0 +1,169 @@
+"""Batches, loss and the whole of train.py, against the `dflash` package and plain softmax."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import batches
+import drafter as drafters
+import pytest
+import responses
+import torch
+import train
+from dflash.model import DFlashDraftModel
+from scripts import Script
+from shards import PREFIX, Text, read_shards, write_file, write_shard
+from target import ChatFormat
+from torch.nn.functional import embedding
+
+from dflash_trt.checkpoint.pair import read_pair
+
+CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), end=2)
+LAYERS, MASK, BLOCK = (0, 2, 4), 5, 4
+
+
+class Numbers:
+    """A tokenizer whose words are the ids."""
+
+    def token_to_id(self, _: str) -> int:
+        return MASK
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+@pytest.fixture
+def data(target: Any, options: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of 60 texts as responses.py leaves it."""
+    monkeypatch.setattr(responses, "LAYERS", LAYERS)
+    waiting = [Script(i, (20 + i % 40, 30), False, 0.0) for i in range(60)]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    texts: list[Text] = []
+    with torch.inference_mode():
+        writer = responses.Writer(target, CHAT, options, seed=0)
+        while waiting or any(writer.slots):
+            writer.fill(waiting)
+            texts += writer.step()
+    target.set_attn_implementation("sdpa")
+    prefix = {"tokens": torch.tensor(CHAT.before[:-1]), "features": writer.prefix_features}
+    write_file(folder / PREFIX, prefix)
+    write_shard(folder / "shard-00-0-59.safetensors", texts)
+    return folder
+
+
+@pytest.fixture
+def drafter(target: Any, data: Path) -> DFlashDraftModel:
+    config = drafters.make_config(
+        target.config, LAYERS, MASK, layers=2, block=BLOCK, intermediate=None
+    )
+    features = torch.cat([text.features for text in read_shards(data)])
+    torch.manual_seed(0)
+    return drafters.from_target(config, target, features).eval()
+
+
+def a_batch(data: Path, count: int = 3) -> tuple[batches.Batch, list[Text]]:
+    texts = list(read_shards(data))[:count]
+    maker = batches.Batches(data, BLOCK, anchors=5, mask_token_id=MASK)
+    return maker.batch(texts, random.Random(0)), texts
+
+
+def test_a_block_sees_what_it_would_when_decoding(
+    target: Any, data: Path, drafter: DFlashDraftModel
+) -> None:
+    """Every anchor's rows in the batch equal a forward of that block alone, with no mask."""
+    batch, texts = a_batch(data)
+    head = train.Head(target)
+    with torch.no_grad():
+        found = train.draft(drafter, head, batch)
+    size = batch.features.shape[1]
+    starts = batch.positions[:, size::BLOCK]
+    for i in range(len(texts)):
+        for a in range(5):
+            start = int(starts[i, a])
+            block = batch.blocks[i].view(5, BLOCK)[a]
+            assert block.tolist()[1:] == [MASK] * (BLOCK - 1)
+            tokens = [*CHAT.before[:-1], *texts[i].tokens.tolist()]
+            assert int(block[0]) == tokens[start]
+            with torch.no_grad():
+                alone = drafter(
+                    position_ids=torch.arange(start + BLOCK)[None],
+                    noise_embedding=embedding(block, head.embedding)[None],
+                    target_hidden=batch.features[i : i + 1, :start],
+                )[0, 1:]
+            torch.testing.assert_close(found[i, a], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_labels_are_the_tokens_that_follow_the_anchor(data: Path) -> None:
+    batch, texts = a_batch(data)
+    size = batch.features.shape[1]
+    real = batch.label_probs.sum(-1) > 0
+    for i, text in enumerate(texts):
+        tokens = text.tokens.tolist()
+        for a, start in enumerate(batch.positions[i, size::BLOCK].tolist()):
+            at = start - (len(CHAT.before) - 1)
+            for k in range(BLOCK - 1):
+                assert bool(real[i, a, k]) == (at + k < len(tokens))
+                if text.answer_start <= at + k + 1 < len(tokens):  # greedy there
+                    assert int(batch.label_ids[i, a, k, 0]) == tokens[at + k + 1]
+
+
+def test_loss_is_the_cross_entropy_over_the_whole_vocabulary(
+    target: Any, data: Path, drafter: DFlashDraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With so many other tokens drawn that all are."""
+    monkeypatch.setattr(train, "OTHERS", 20_000)
+    batch, _ = a_batch(data)
+    head = train.Head(target)
+    weights = train.row_weights(BLOCK)
+    with torch.no_grad():
+        hidden = train.draft(drafter, head, batch)
+        found = train.loss_of(hidden, head, batch, weights)
+    logprobs = (hidden @ head.output.T).log_softmax(-1)
+    wanted, total = 0.0, 0.0
+    for i, a, k in torch.ones(batch.label_probs.shape[:3]).nonzero().tolist():
+        probs = batch.label_probs[i, a, k]
+        if probs.sum() > 0:
+            picked = logprobs[i, a, k, batch.label_ids[i, a, k]]
+            wanted += float(-(probs / probs.sum() * picked).sum()) * float(weights[k])
+            total += float(weights[k])
+    assert float(found) == pytest.approx(wanted / total, rel=1e-4)
+
+
+def options_of_training(data: Path, output: Path, **changes: Any) -> Namespace:
+    output.mkdir(exist_ok=True)
+    defaults = {
+        "data": data, "output": output, "recipe": "", "init": "target", "minutes": 1, "steps": 80,
+        "block": BLOCK, "layers": 2, "intermediate": None, "anchors": 6, "texts": 6, "lr": 3e-3,
+        "weight_decay": 0.0,
+        "every": 10**9, "seed": 0, "workers": 1, "threads": 1,
+    }  # fmt: skip
+    return Namespace(**(defaults | changes))
+
+
+def test_training_learns_and_what_it_saves_is_a_drafter(
+    target: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "LAYERS", LAYERS)
+    monkeypatch.setattr(train, "load_target", lambda _: target)
+    monkeypatch.setattr(train, "target_file", lambda _: None)
+    monkeypatch.setattr(train, "load_tokenizer", lambda _: Numbers())
+    output = tmp_path / "drafter"
+    train.work(0, options_of_training(data, output, steps=1))
+    before = json.loads((output / "curve.json").read_text())[-1]
+    train.work(0, options_of_training(data, output))
+    after = json.loads((output / "curve.json").read_text())[-1]
+    assert after["loss"] < before["loss"] - 1
+    assert 1 <= after["at_width_4"] <= after["acceptance_length"] <= BLOCK
+
+    target.save_pretrained(tmp_path / "target")
+    pair = read_pair(tmp_path / "target", output)
+    assert pair.config.drafter.block_size == BLOCK
+    again = drafters.load(output)
+    theirs = DFlashDraftModel.from_pretrained(output, dtype=torch.float32)
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], tensor), name
