@@ -2,9 +2,10 @@
 
     python measure.py previous=DIR new=DIR -o measured.json
 
-Each prompt is answered greedily in turn by plain decoding and by every engine at every verify
-width, in one process, so a drift of the machine meets all alike. Ratios to plain decoding are
-taken prompt by prompt; the medians are reported, and how many answers equal plain decoding's.
+Engines of one target. Each prompt is answered greedily in turn by plain decoding (the first
+engine's) and by every engine at every verify width, in one process, so that a drift of the
+machine meets all alike. Ratios to plain decoding are taken prompt by prompt and their medians
+reported, with how many answers equal plain decoding's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +42,19 @@ def main() -> None:
 def _one_prompt(
     engines: dict[str, Engine], widths: list[int], prompt: str, params: SamplingParams
 ) -> dict[str, Any]:
+    first = next(iter(engines.values()))
+    ids = first.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    plain = first.generate(ids, params, width=1)
     runs: dict[str, Any] = {}
     for name, engine in engines.items():
-        ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-        plain = engine.generate(ids, params, width=1)
-        for width in widths:
-            if width > engine.session.limits.block:
-                continue
+        for width in (w for w in widths if w <= engine.session.limits.block):
             made = engine.generate(ids, params, width=width)
             runs[f"{name} {width}"] = {
                 "same": made.token_ids == plain.token_ids,
                 "steps": made.stats.steps,
                 "tokens": len(made.token_ids) - 1,
-                "accepted": made.stats.accepted_per_position,
+                "accepted": list(made.stats.accepted),
+                "offered": list(made.stats.offered),
                 "ratio": plain.decode_s / made.decode_s if made.decode_s else 1.0,
             }
     return runs
@@ -62,18 +64,21 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"prompts": len(rows)}
     for way in rows[0]:
         runs = [row[way] for row in rows]
-        steps = sum(run["steps"] for run in runs)
-        positions = max(len(run["accepted"]) for run in runs)
+        steps = max(1, sum(run["steps"] for run in runs))
+        accepted, offered = (_added(runs, name) for name in ("accepted", "offered"))
         summary[way] = {
             "acceptance_length": round(sum(run["tokens"] for run in runs) / steps, 3),
             "accepted_per_position": [
-                round(sum(r["accepted"][i] for r in runs if i < len(r["accepted"])) / steps, 3)
-                for i in range(positions)
+                round(a / o, 3) for a, o in zip(accepted, offered, strict=True) if o
             ],
             "over_plain": round(statistics.median(run["ratio"] for run in runs), 3),
             "same_tokens": sum(run["same"] for run in runs),
         }
     return summary
+
+
+def _added(runs: list[dict[str, Any]], name: str) -> list[int]:
+    return [sum(column) for column in zip_longest(*(run[name] for run in runs), fillvalue=0)]
 
 
 def arguments() -> argparse.Namespace:
