@@ -201,10 +201,10 @@ class BuildChoices:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{name} must be a whole number, not {value!r}")
+                raise ConfigError(f"{name} must be a whole number, not {value!r}", choice=name)
             if not low <= value <= high:
-                raise ConfigError(f"{name} is {value}, allowed are {low} to {high}")
+                raise ConfigError(f"{name} is {value}, allowed are {low} to {high}", choice=name)
         if not isinstance(self.logits, bool):
-            raise ConfigError(f"logits must be true or false, not {self.logits!r}")
+            raise ConfigError(f"logits must be true or false, not {self.logits!r}", choice="logits")
         if not (self.logits or device.is_gpu):
             raise ConfigError("logits is false: an engine for the CPU always has them")

@@ -29,13 +29,17 @@ from typing import ClassVar
 
 
 class DFlashError(Exception):
-    """An error the user can act on: `message` says what and where, `hint` what to do."""
+    """An error the user can act on: `message` says what and where, `hint` what to do.
+
+    `choice`: the field of a build's choices that is at fault, where it is one.
+    """
 
     HINT: ClassVar[str] = ""  # what helps against most errors of a class
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, choice: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.choice = choice
         self.hint = hint or self.HINT
 
 

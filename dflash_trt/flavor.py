@@ -100,14 +100,16 @@ DEVICES = tuple(DEVICE_TABLE)
 def device_of(name: str) -> Device:
     """The device of a name. Raises `ConfigError` listing the known ones."""
     if name not in DEVICES:  # a tuple: a name from a recipe may be unhashable
-        raise ConfigError(f"device {name!r} is not one of {', '.join(DEVICES)}")
+        raise ConfigError(f"device {name!r} is not one of {', '.join(DEVICES)}", choice="device")
     return DEVICE_TABLE[name]
 
 
 def precision_on(device: Device, name: str) -> Precision:
     """The precision of a name, if the device can do it. Raises `ConfigError` that says why not."""
     if name not in PRECISIONS:
-        raise ConfigError(f"precision {name!r} is not one of {', '.join(PRECISIONS)}")
+        raise ConfigError(
+            f"precision {name!r} is not one of {', '.join(PRECISIONS)}", choice="precision"
+        )
     if name in device.precisions:
         return PRECISION_TABLE[name]
     needs = PRECISION_TABLE[name].needs
@@ -119,6 +121,7 @@ def precision_on(device: Device, name: str) -> Precision:
     raise ConfigError(
         f"precision {name} {reason}",
         hint=f"{device.name} can do {', '.join(device.precisions)}",
+        choice="precision",
     )
 
 

@@ -145,6 +145,7 @@ def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
             f"{pair.target.max_position_embeddings}, drafter "
             f"{pair.drafter.max_position_embeddings}",
             hint=f"choose at most {limit}",
+            choice="max_seq_len",
         )
     return resolved
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from dflash_trt.config import BuildChoices
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.flavor import CPU
 
 PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
@@ -25,11 +26,20 @@ _FIELDS = {"target", "drafter", "description", *CHOICES}
 class Recipe:
     """A named pair with its choices; references are relative to the recipe's folder."""
 
-    name: str
-    base: Path
+    file: Path
     target: str
     drafter: str
     choices: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return self.file.stem
+
+    @property
+    def base(self) -> Path:
+        """Where its relative references start."""
+        return self.file.parent
 
     def choices_for(self, device: str | None) -> dict[str, Any]:
         """The choices for a device, None for the recipe's own; elsewhere its precision is unfit."""
@@ -37,6 +47,17 @@ class Recipe:
             return dict(self.choices)
         kept = {key: value for key, value in self.choices.items() if key != "precision"}
         return {**kept, "device": device}
+
+    @contextlib.contextmanager
+    def blamed(self, flags: Collection[str]) -> Iterator[None]:
+        """Name the file in an error about a choice that it made, and not one of `flags`."""
+        try:
+            yield
+        except DFlashError as error:
+            if error.choice in flags or error.choice not in self.choices:
+                raise
+            message = f"recipe {self.file}: {error.message}"
+            raise type(error)(message, error.hint, choice=error.choice) from error
 
 
 def recipe_folder() -> Path:
@@ -66,7 +87,7 @@ def read_recipe(file: Path) -> Recipe:
     """Read one recipe file. Raises `ConfigError` naming the file and the key."""
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"recipe {file} cannot be read: {reason}", hint=HOW_TO) from error
     if not isinstance(data, dict):
@@ -81,4 +102,4 @@ def read_recipe(file: Path) -> Recipe:
         if not isinstance(data.get(key), str):
             raise ConfigError(f"recipe {file} has no {key}", hint=HOW_TO)
     choices = {key: data[key] for key in CHOICES if key in data}
-    return Recipe(file.stem, file.parent, data["target"], data["drafter"], choices)
+    return Recipe(file, data["target"], data["drafter"], choices)

@@ -76,6 +76,7 @@ def check_block(config: PairConfig, block: int) -> None:
         raise PairMismatch(
             f"block {block} was asked for, but the drafter was trained with block {trained}",
             f"choose a block in 2..{trained}",
+            choice="block",
         )
 
 

@@ -113,14 +113,15 @@ def _plan(
     target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any], plugin: str
 ) -> Plan:
     if recipe is not None:
-        return plan(
-            recipe.target,
-            drafter or recipe.drafter,
-            {**recipe.choices_for(chosen.get("device")), **chosen},
-            target_base=recipe.base,
-            drafter_base=None if drafter else recipe.base,
-            plugin=plugin,
-        )
+        with recipe.blamed(chosen):
+            return plan(
+                recipe.target,
+                drafter or recipe.drafter,
+                {**recipe.choices_for(chosen.get("device")), **chosen},
+                target_base=recipe.base,
+                drafter_base=None if drafter else recipe.base,
+                plugin=plugin,
+            )
     if drafter is None:
         names = ", ".join(recipe_names())
         raise ConfigError(

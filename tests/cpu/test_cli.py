@@ -173,6 +173,37 @@ def test_bad_input_is_one_line(
     refused(run(*(folder if part == "ENGINE" else part for part in arguments)), word)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "block: 1", "block: 65", "block: 5", "block: '4'", "block: true", "block: [4]",
+        "max_seq_len: 1", "max_seq_len: 513", "max_seq_len: 1e9", "max_slots: 0", "max_slots: -1",
+        "prefill_chunk: 100000", "precision: fp4", "precision: {}", "precision: bf16",
+        "device: sm1", "device: [cpu]", "logits: 3", "max_slots: .nan", "max_slots: null",
+    ],
+)  # fmt: skip
+def test_a_value_of_a_recipe_is_refused_with_its_file_and_key(
+    line: str, run: Run, pair: TinyPair, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"target: {pair.target_dir}\ndrafter: {pair.drafter_dir}\n{line}\n")
+    key = line.partition(":")[0]
+    command = ("build", "--target", recipe, "-o", tmp_path / "engine")
+    refused(run(*command), f"recipe {recipe}: ", key)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.yaml"]
+
+
+def test_a_flag_is_not_blamed_on_the_recipe(run: Run, pair: TinyPair, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"target: {pair.target_dir}\ndrafter: {pair.drafter_dir}\nblock: 65\n")
+    result = run("build", "--target", recipe, "--block", 1, "-o", tmp_path / "engine")
+    refused(result, "block is 1, allowed are 2 to 64")
+    assert "mine.yaml" not in result[2]
+    assert run("build", "--target", recipe, "--block", 2, "-o", tmp_path / "e", *SMALL)[0] == 0
+    recipe.write_text("[" * 50_000)
+    refused(run("build", "--target", recipe), f"recipe {recipe} cannot be read")
+
+
 class Endless(io.RawIOBase):
     """A stream of text without an end."""
 
