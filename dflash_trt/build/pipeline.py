@@ -18,8 +18,8 @@ from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
 from dflash_trt.build.trt_engine import write_tensorrt
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
-from dflash_trt.checkpoint.locate import locate
-from dflash_trt.checkpoint.pair import Pair, check_block, read_pair
+from dflash_trt.checkpoint.locate import is_on_hub, locate
+from dflash_trt.checkpoint.pair import Pair, check_block, read_facts, read_pair
 from dflash_trt.config import BuildChoices, PairConfig
 from dflash_trt.engine_dir import (
     BY_PLUGIN,
@@ -86,10 +86,14 @@ def plan(
     if "precision" in choices:
         precision_on(device, choices["precision"])  # before anything is fetched
     versions = check_buildable(device) if device.is_gpu else onnx_versions()
-    target_path, drafter_path = locate(target, target_base), locate(drafter, drafter_base)
+    places = ((target, target_base), (drafter, drafter_base))
+    if any(is_on_hub(*place) for place in places):
+        # Weights are gigabytes: first the small files, which say whether they are of any use.
+        small = (locate(*place, facts_only=True) for place in places)
+        _resolve(choices, read_facts(*small))
+    target_path, drafter_path = (locate(*place) for place in places)
     pair = read_pair(target_path, drafter_path)
     resolved = _resolve(choices, pair.config)
-    check_block(pair.config, resolved.block)
     head_dim = pair.config.drafter.attention.head_dim
     library = choose_plugin(plugin, device, resolved.precision, head_dim)
     return Plan(
@@ -130,6 +134,7 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
 
 
 def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
+    """All choices, checked against the pair's facts."""
     limit = min(pair.target.max_position_embeddings, pair.drafter.max_position_embeddings)
     device = device_of(choices.get("device", CPU))
     defaults = {
@@ -147,6 +152,7 @@ def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
             hint=f"choose at most {limit}",
             choice="max_seq_len",
         )
+    check_block(pair, resolved.block)
     return resolved
 
 

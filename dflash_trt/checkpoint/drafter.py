@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,7 @@ def open_drafter(path: Path) -> Drafter:
             "use the original drafter from the Hub",
         )
     notes: list[str] = []
-    facts = config_facts(path, notes)
-    refuse_foreign_config(facts)
-    refuse_quantized(facts)
+    facts = _facts(path, notes)
     sidecars = sorted(path.glob("mask_embedding*"))
     if sidecars:
         raise UnsupportedArchitecture(
@@ -74,12 +72,20 @@ def open_drafter(path: Path) -> Drafter:
         )
     source = _plain_names(SafetensorsSource(path))
     refuse_foreign_tensors(source, source.names())
-    config = _config(facts, source)
+    config = _config(facts, source.names())
     check_layer_count(config.num_layers, source)
     check_shapes(drafter_shapes(config), source)
     for key in unused_keys(facts.data):
         facts.note(f"dflash_config.{brief(key)[1:-1]} is not used")
     return Drafter(config, source, tuple(notes))
+
+
+def folder_config(folder: Path) -> DrafterConfig:
+    """The facts of a folder's config alone; the tensors may not be there yet.
+
+    Whether it has an embedding and a head of its own is then unknown: it is taken to have both.
+    """
+    return _config(_facts(folder, []), [EMBEDDING, LM_HEAD])
 
 
 def read_drafter_config(path: Path) -> DrafterConfig:
@@ -98,6 +104,13 @@ def unused_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in nested if key not in KNOWN_KEYS)
 
 
+def _facts(folder: Path, notes: list[str]) -> Facts:
+    facts = config_facts(folder, notes)
+    refuse_foreign_config(facts)
+    refuse_quantized(facts)
+    return facts
+
+
 def _plain_names(source: TensorSource) -> TensorSource:
     """Without the optional `model.` prefix and without rotary tables, which the config implies."""
     stored: dict[str, str] = {}
@@ -111,10 +124,9 @@ def _plain_names(source: TensorSource) -> TensorSource:
     return RenamedSource(source, stored)
 
 
-def _config(facts: Facts, source: TensorSource) -> DrafterConfig:
+def _config(facts: Facts, names: Sequence[str]) -> DrafterConfig:
     sizes = read_sizes(facts)
     block_size = _both(facts, "block_size").integer("block_size", low=2, high=1024)
-    names = source.names()
     softcap = first(facts, "final_logit_softcapping")
     cap = (
         softcap.number("final_logit_softcapping", low=-1e300)

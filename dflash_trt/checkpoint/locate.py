@@ -15,15 +15,18 @@ from dflash_trt.errors import CheckpointError
 PACKAGE, HUB = "package:", "hf:"
 
 # Weights, configs and tokenizers; never pickles or code.
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt"]
+HUB_FACTS = ["*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt"]
+HUB_PATTERNS = ["*.safetensors", *HUB_FACTS]
 HUB_IGNORED = ["*.bin", "*.pt", "*.pth", "*.py", "original/*", "onnx/*", "consolidated*"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([\w.-]{0,98}[A-Za-z0-9])?")
 
 
-def locate(reference: str, base: Path | None = None) -> Path:
+def locate(reference: str, base: Path | None = None, *, facts_only: bool = False) -> Path:
     """The local path of a checkpoint, downloaded from the Hub if need be.
+
+    `facts_only`: what comes from the Hub may be without its weights (`is_on_hub`).
 
     `reference` is a path (relative to `base`, or to the working directory), `hf:org/name`,
     `org/name` where no such path exists, or `package:dist/path` for a file that an installed
@@ -35,17 +38,28 @@ def locate(reference: str, base: Path | None = None) -> Path:
         raise CheckpointError(f"{shown(reference)!r} is not the name of a checkpoint")
     if reference.startswith(PACKAGE):
         return _in_package(reference)
-    if reference.startswith(HUB):
-        return _from_hub(reference.removeprefix(HUB))
-    path = (base or Path()) / Path(reference).expanduser()
-    if os.path.exists(path):  # unlike Path.exists, never raises: a name may be too long
+    if is_on_hub(reference, base):
+        patterns = HUB_FACTS if facts_only else HUB_PATTERNS
+        return _from_hub(reference.removeprefix(HUB), patterns)
+    path = _path(reference, base)
+    if os.path.exists(path):
         return path
-    if _REPOSITORY.fullmatch(reference):
-        return _from_hub(reference)
     raise CheckpointError(
         f"{shown(str(path))}: no such file or folder",
         "name a folder, a .gguf file, hf:ORG/NAME, or package:DISTRIBUTION/PATH",
     )
+
+
+def is_on_hub(reference: str, base: Path | None = None) -> bool:
+    """Whether `locate` would ask the Hub for it."""
+    if reference.startswith(HUB):
+        return True
+    # Unlike Path.exists, os.path.exists never raises: a name may be too long.
+    return bool(_REPOSITORY.fullmatch(reference)) and not os.path.exists(_path(reference, base))
+
+
+def _path(reference: str, base: Path | None) -> Path:
+    return (base or Path()) / Path(reference).expanduser()
 
 
 def _in_package(reference: str) -> Path:
@@ -79,7 +93,7 @@ def _in_package(reference: str) -> Path:
     raise CheckpointError(f"{reference}: the package {name} has no file {wanted}", hint)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, patterns: list[str]) -> Path:
     if not _REPOSITORY.fullmatch(name):
         raise CheckpointError(f"hf:{shown(name)}: expected hf:ORG/NAME or hf:ORG/NAME@REVISION")
     repository, _, revision = name.partition("@")
@@ -94,7 +108,7 @@ def _from_hub(name: str) -> Path:
         folder = hub.snapshot_download(
             repository,
             revision=revision or None,
-            allow_patterns=HUB_PATTERNS,
+            allow_patterns=patterns,
             ignore_patterns=HUB_IGNORED,
         )
     except Exception as error:  # the hub's own errors, HTTP errors of several libraries, OSError

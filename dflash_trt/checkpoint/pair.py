@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.checkpoint.drafter import folder_config as drafter_facts
 from dflash_trt.checkpoint.drafter import open_drafter
+from dflash_trt.checkpoint.target import folder_config as target_facts
 from dflash_trt.checkpoint.target import open_target
 from dflash_trt.checkpoint.tensors import TensorSource
 from dflash_trt.checkpoint.weights import PairWeights
@@ -40,6 +43,19 @@ def read_pair(target: Path, drafter: Path) -> Pair:
         read_drafter.source,
         (*read_target.notes, *read_drafter.notes, *remarks),
     )
+
+
+def read_facts(target: Path, drafter: Path) -> PairConfig:
+    """What the small files of both say, checked as far as that goes; weights may be missing yet.
+
+    Raises what `read_pair` raises.
+    """
+    target_config = (
+        open_target(target).config if os.path.isfile(target) else target_facts(target, [])
+    )
+    config = PairConfig(target_config, drafter_facts(drafter))
+    check_pair(config.target, config.drafter)
+    return config
 
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig) -> tuple[str, ...]:

@@ -96,6 +96,15 @@ def config_facts(folder: Path, notes: list[str]) -> Facts:
 
 
 def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
+    config = folder_config(folder, notes)
+    return config, _without_buffers(SafetensorsSource(folder))
+
+
+def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
+    """The facts of a folder's JSON files; the tensors may not be there yet.
+
+    Raises a `CheckpointError` that names the file and the key.
+    """
     facts = config_facts(folder, notes)
     family = _family(facts)
     refuse_quantized(facts)
@@ -107,7 +116,7 @@ def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSo
         windows = [(False, None)] * sizes.num_layers
     if any(slides and window is None for slides, window in windows):
         facts.fail("use_sliding_window", "is false, although layer_types has sliding layers")
-    config = TargetConfig(
+    return TargetConfig(
         family=family.name,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -122,7 +131,6 @@ def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSo
         eos_token_ids=_eos_ids(facts, sizes.vocab_size),
         bos_token_id=facts.optional_integer("bos_token_id", high=sizes.vocab_size - 1),
     )
-    return config, _without_buffers(SafetensorsSource(folder))
 
 
 def _family(facts: Facts) -> Family:
