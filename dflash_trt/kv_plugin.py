@@ -35,8 +35,13 @@ def find_library() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    built = Path(dflash_trt.__file__).parents[1] / "build" / "plugins" / "cuda" / LIBRARY
+    built = built_library()
     return built if built.is_file() else None
+
+
+def built_library() -> Path:
+    """Where `make plugins` leaves the library."""
+    return Path(dflash_trt.__file__).parents[1] / "build" / "plugins" / "cuda" / LIBRARY
 
 
 def load_plugin(trt: Any, library: Path, expected_sha256: str | None = None) -> Any:

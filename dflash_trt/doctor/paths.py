@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dflash_trt.doctor.machine import Found, Machine, too_old
 from dflash_trt.flavor import DEVICE_TABLE, EXTRAS, TENSORRT, Device
+from dflash_trt.kv_plugin import HOW_TO
 
 BASE_FIX = "pip install --force-reinstall dflash-trt"
 GPU_BINDINGS = "cuda.bindings"
@@ -34,6 +35,7 @@ def roads(machine: Machine) -> list[Road]:
         *builds,
         _run_gpu(machine),
         _plugin(machine),
+        _kv_plugin(machine),
         _serve(machine),
         _triton(machine),
         _chart(machine),
@@ -95,6 +97,16 @@ def _plugin(machine: Machine) -> Road:
         "c++": "install g++ or clang",
     }
     return _tools(machine, "build plugin", fixes)
+
+
+def _kv_plugin(machine: Machine) -> Road:
+    """Only engines for data-center GPUs take it, and they do without it as well."""
+    name, found = "kv plugin", machine.libraries["kv plugin"]
+    if found.is_ok:
+        parts = (str(found.facts.get("path", "")), found.reason)
+        return Road(name, True, ", ".join(part for part in parts if part))
+    without = "engines are built with native layers"
+    return Road(name, False, f"{found.reason}; {without}", HOW_TO)
 
 
 def _serve(machine: Machine) -> Road:

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +58,25 @@ def tritonserver() -> Facts:
     except DFlashError as error:
         return {"state": "missing", "reason": error.message, "hint": error.hint}
     return {"path": str(found.binary)}
+
+
+def kv_plugin() -> Facts:
+    """The KV-injection plugin's library that `build` would take; loaded where TensorRT is."""
+    from dflash_trt.errors import MissingPackage
+    from dflash_trt.flavor import TENSORRT, load_flavor
+    from dflash_trt.kv_plugin import VARIABLE, built_library, find_library, load_plugin
+
+    library = find_library()
+    if library is None or not library.is_file():
+        named = os.environ.get(VARIABLE)
+        unset = f"${VARIABLE} is not set, and there is no {built_library()}"
+        reason = f"${VARIABLE} names {named}, which is no file" if named else unset
+        return {"state": "missing", "reason": reason}
+    try:
+        load_plugin(load_flavor(TENSORRT), library)
+    except MissingPackage:
+        return {"path": str(library), "reason": f"not tried: there is no {TENSORRT}"}
+    return {"path": str(library)}
 
 
 def gpus() -> Facts:
@@ -153,6 +173,7 @@ PROBES: dict[str, Callable[[], Facts]] = {
     "tensorrt_rtx": lambda: tensorrt("tensorrt_rtx"),
     "cuda.bindings": lambda: plain("cuda.bindings"),
     "tritonserver": tritonserver,
+    "kv plugin": kv_plugin,
     "helm_python": lambda: plain("helm_python"),
 }
 

@@ -59,8 +59,9 @@ def machine(**changes: Any) -> Machine:
     """One that has everything, with an RTX GPU."""
     names = ("onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda.bindings", "helm_python")
     server = Found("ok", facts={"path": "/opt/tritonserver/bin/tritonserver"})
+    plugin = Found("ok", facts={"path": "/plugins/lib.so"})
     whole = Machine(
-        libraries=dict.fromkeys(names, OK) | {"tritonserver": server},
+        libraries=dict.fromkeys(names, OK) | {"tritonserver": server, "kv plugin": plugin},
         tools=dict.fromkeys(("nvcc", "cmake", "c++", "helm"), OK),
         extras={}, driver="590.1", cuda="13.2", gpus=(RTX_5090,), gpu_reason="",
     )  # fmt: skip
@@ -106,6 +107,8 @@ BROKEN = Found("broken", reason="importing it ended the process with signal 6")
         (without("tensorrt_rtx"), DATA_CENTER | RTX_BUILDS | {"run gpu"}),
         (without("cuda.bindings", how=BROKEN), DATA_CENTER | {"run gpu"}),
         (without("cmake"), DATA_CENTER | {"build plugin"}),
+        (without("kv plugin", how=Found("missing", reason="there is none")),
+         DATA_CENTER | {"kv plugin"}),
         (without("tritonserver", how=NO_SERVER), DATA_CENTER | {"serve triton"}),
         (without("tritonserver", how=BROKEN), DATA_CENTER | {"serve triton"}),
         (machine(extras={"serve": ("uvicorn",)}), DATA_CENTER | {"serve"}),
@@ -203,6 +206,50 @@ def test_the_server_is_the_one_that_serve_starts(
     tool.touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert probe("tritonserver") == Found("ok", facts={"path": str(tool)})
+
+
+TENSORRT_WITH_A_REGISTRY = """
+class Builder: pass
+class Registry:
+    def __init__(self): self.names = []
+    def load_library(self, path): self.names += [path]; return HANDLE
+    def get_creator(self, *_): return CREATOR if self.names else None
+registry = Registry()
+def get_plugin_registry(): return registry
+"""
+
+
+def test_the_plugin_is_the_one_that_a_build_takes(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib.so"
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(library))
+    fake("tensorrt", "raise ImportError")
+    found = probe("kv plugin")
+    assert (found.state, str(library) in found.reason) == ("missing", True)
+    library.write_bytes(b"\x7fELF")
+    found = probe("kv plugin")
+    assert (found.state, found.facts) == ("ok", {"path": str(library)})
+    assert "there is no tensorrt" in found.reason
+    values = {"HANDLE": "1", "CREATOR": "2"}
+    for changed, state in (
+        ({}, "ok"),
+        ({"CREATOR": "None"}, "broken"),
+        ({"HANDLE": "None"}, "broken"),
+    ):
+        code = TENSORRT_WITH_A_REGISTRY
+        for name, value in (values | changed).items():
+            code = code.replace(name, value)
+        fake("tensorrt", code)
+        found = probe("kv plugin")
+        assert (found.state, str(library) in found.reason) == (state, state == "broken")
+    monkeypatch.delenv("DFLASH_TRT_PLUGIN")
+    found = probe("kv plugin")
+    assert found.state in ("missing", "broken")  # broken: the stand-in refuses what is built here
+    road = next(r for r in roads(without("kv plugin", how=found)) if r.name == "kv plugin")
+    assert (road.works, "make plugins" in road.fix) == (False, True)
+    if found.state == "missing":
+        assert "build/plugins/cuda" in road.detail
 
 
 def test_tools_that_are_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
