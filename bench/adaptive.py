@@ -14,8 +14,9 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+import script
 
 from dflash_trt.decode.adaptive import AdaptiveWidth
 from dflash_trt.decode.costs import StepCosts
@@ -50,9 +51,9 @@ def main() -> None:
     """Run every way on every prompt and write the report."""
     args = _arguments()
     report: dict[str, Any] = {"threads": cpu_allowance(), "tokens": args.tokens, "engines": {}}
-    for name, path in (engine.split("=", 1) for engine in args.engine):
-        report["engines"][name] = _one_engine(name, Engine.load(Path(path)), args)
-    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    for name, path in args.engine:
+        report["engines"][name] = _one_engine(name, Engine.load(path), args)
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _one_engine(name: str, engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
@@ -148,11 +149,12 @@ def _print_table(name: str, summary: dict[str, Any]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", action="append", required=True, help="NAME=DIR, repeatable")
-    parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 16])
-    parser.add_argument("--prompts", type=int, default=4, help="prompts of each class")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--engine", type=script.named_engine, action="append", required=True,
+                        help="NAME=DIR, repeatable")  # fmt: skip
+    parser.add_argument("--widths", type=script.count, nargs="+", default=[1, 2, 3, 4, 6, 8, 16])
+    parser.add_argument("--prompts", type=script.count, default=4, help="prompts of each class")
+    parser.add_argument("--tokens", type=script.count, default=96)
+    parser.add_argument("-o", "--output", type=script.output_file, required=True)
     args = parser.parse_args()
     if 1 not in args.widths:
         parser.error("--widths must name 1, plain decoding, which all are compared with")
@@ -160,4 +162,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

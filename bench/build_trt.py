@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import script
 from machine import machine
 
 from dflash_trt import contract
@@ -212,10 +213,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", default="nvfp4", choices=("bf16", "fp16", "fp8", "nvfp4"))
     parser.add_argument("--device", default="sm120")
-    parser.add_argument("--layers", type=int, nargs="+", default=[36])
-    parser.add_argument("--draft-layers", type=int, default=5)
+    parser.add_argument("--layers", type=script.count, nargs="+", default=[36])
+    parser.add_argument("--draft-layers", type=script.count, default=5)
     parser.add_argument("--folder", type=Path, help="where the files lie; default: a temporary one")
-    parser.add_argument("--output", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--output", type=script.output_file, help="a JSON file for the figures")
     arguments = parser.parse_args()
     found = []
     for layers in arguments.layers:
@@ -228,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import script
 from machine import machine
 from matmuls import Products
 
 import dflash_trt.runtime.ort
-from dflash_trt.build.recipe import find_recipe
+from dflash_trt.build.recipe import find_recipe, recipe_names
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
+from dflash_trt.errors import ConfigError
 from dflash_trt.lossless.prompts import bundled_prompts
 from dflash_trt.runtime.threads import cpu_allowance
 
@@ -35,7 +37,7 @@ BURSTS = 8
 def main() -> None:
     """Run every way on every prompt and write the report."""
     args = _arguments()
-    engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engine)}
+    engines = {name: Engine.load(path) for name, path in args.engine}
     reference = _Transformers(_target_of(args.recipe)) if args.recipe else None
     runs: list[dict[str, Any]] = []
     for kind, prompts in bundled_prompts().items():
@@ -48,17 +50,19 @@ def main() -> None:
         "runs": runs,
         "summary": _summary(runs),
         "step_over_products": {
-            name: _step_over_products(engines[name], Path(path))
-            for name, path in (e.split("=") for e in args.engine)
+            name: _step_over_products(engines[name], path) for name, path in args.engine
         },
     }
-    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: report[k] for k in ("summary", "step_over_products")}, indent=1))
 
 
 def _target_of(recipe: str) -> Path:
     found = find_recipe(recipe)
-    assert found is not None, f"no recipe {recipe}"
+    if found is None:
+        raise ConfigError(
+            f"there is no recipe {recipe}", f"recipes are {', '.join(recipe_names())}"
+        )
     return locate(found.target, found.base)
 
 
@@ -208,13 +212,14 @@ def _burst(run: Callable[[], float]) -> float:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", action="append", required=True, help="NAME=DIR, repeatable")
+    parser.add_argument("--engine", type=script.named_engine, action="append", required=True,
+                        help="NAME=DIR, repeatable")  # fmt: skip
     parser.add_argument("--recipe", help="whose GGUF target is the transformers baseline")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts of each class")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--prompts", type=script.count, default=8, help="prompts of each class")
+    parser.add_argument("--tokens", type=script.count, default=96)
+    parser.add_argument("-o", "--output", type=script.output_file, required=True)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_measures as measures
+import script
 from machine import machine
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,7 @@ from dflash_trt.build.recipe import find_recipe
 from dflash_trt.decode.engine import Engine
 from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import DFlashError
-from dflash_trt.flavor import DEVICE_TABLE, load_flavor
+from dflash_trt.flavor import DEVICE_TABLE, PRECISIONS, load_flavor
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved
 from dflash_trt.runtime.cuda import CudaDevice
 from dflash_trt.runtime.open import open_session
@@ -58,11 +59,9 @@ def main() -> int:
         )
         trt = load_flavor(device.backend)
     except DFlashError as error:
-        print(f"error: {error.message}\n\nhint: {error.hint}", file=sys.stderr)
-        return 2
+        script.fail(error.message, error.hint)
     except StopIteration:
-        print(f"error: no engine can be built for {cuda.name}", file=sys.stderr)
-        return 2
+        script.fail(f"no engine can be built for {cuda.name}")
     report: dict[str, Any] = {
         "machine": machine(),
         "gpu": cuda.name,
@@ -88,7 +87,7 @@ def main() -> int:
                 report[precision] = {"error": error.message}
             show(precision, report[precision])
     if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{time.perf_counter() - start:.0f} s in all", flush=True)
     return int(failed != 0)
 
@@ -194,11 +193,12 @@ def _number(value: Any) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", help="JSON file to write")
-    parser.add_argument("--precision", action="append", help="default: bf16, and nvfp4 if it can")
+    parser.add_argument("-o", "--output", type=script.output_file, help="JSON file to write")
+    parser.add_argument("--precision", action="append", choices=PRECISIONS,
+                        help="default: bf16, and nvfp4 if it can")  # fmt: skip
     parser.add_argument("--skip-tests", action="store_true")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script.run(main)

@@ -14,9 +14,9 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
+import script
 import tokenizers
 from machine import machine
 from tokenizers import decoders, models
@@ -65,9 +65,9 @@ class InstantSession:
 def main() -> None:
     """Measure every case and print, and write, the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--bursts", type=int, default=5)
-    parser.add_argument("-o", "--output")
+    parser.add_argument("--steps", type=script.count, default=300)
+    parser.add_argument("--bursts", type=script.count, default=5)
+    parser.add_argument("-o", "--output", type=script.output_file)
     args = parser.parse_args()
     tokenizer = _tokenizer()
     cases = []
@@ -95,7 +95,7 @@ def main() -> None:
             print(json.dumps(cases[-1]), flush=True)
     report = {"machine": machine(), "steps": args.steps, "cases": cases}
     if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["machine"]))
 
 
@@ -168,4 +168,4 @@ def _tokenizer() -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -12,9 +12,9 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
+import script
 from machine import machine
 
 from dflash_trt.decode.adaptive import AdaptiveWidth
@@ -30,10 +30,10 @@ AUTO = "auto"
 def main() -> None:
     """Run both ways at every width and write the report."""
     args = _arguments()
-    engine = Engine.load(Path(args.engine))
+    engine = Engine.load(args.engine)
     limits = engine.session.limits
     if limits.max_slots < args.requests:
-        raise SystemExit(f"{args.engine} has {limits.max_slots} slots: build it with more")
+        script.fail(f"{args.engine} has {limits.max_slots} slots: build it with more")
     texts = interleaved(bundled_prompts())[: args.requests]
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     jobs = [
@@ -56,7 +56,7 @@ def main() -> None:
             ),
         }
         print(width, json.dumps(report[width]), flush=True)
-    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _policy(engine: Engine, width: str, costs: StepCosts) -> int | WidthPolicy:
@@ -88,14 +88,14 @@ def _round(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", required=True)
+    parser.add_argument("--engine", type=script.engine_folder, required=True)
     parser.add_argument("--widths", nargs="+", default=["1", AUTO], help="fixed ones, or auto")
-    parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--requests", type=script.count, default=8)
+    parser.add_argument("--rounds", type=script.count, default=3)
+    parser.add_argument("--tokens", type=script.count, default=64)
+    parser.add_argument("-o", "--output", type=script.output_file, required=True)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+import script
 from machine import machine
 
 from dflash_trt.decode.engine import Engine
@@ -184,13 +185,13 @@ def measure(
 def main() -> None:
     """Measure every class at every setting and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", required=True)
-    parser.add_argument("--prompts", type=int, default=6, help="prompts of each class")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--width", type=int, default=4)
-    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--engine", type=script.engine_folder, required=True)
+    parser.add_argument("--prompts", type=script.count, default=6, help="prompts of each class")
+    parser.add_argument("--tokens", type=script.count, default=64)
+    parser.add_argument("--width", type=script.count, default=4)
+    parser.add_argument("-o", "--output", type=script.output_file, required=True)
     args = parser.parse_args()
-    engine = tapped_engine(Path(args.engine))
+    engine = tapped_engine(args.engine)
     report: dict[str, Any] = {"machine": machine(), "width": args.width, "classes": {}}
     for kind, texts in bundled_prompts().items():
         chats = [[{"role": "user", "content": text}] for text in texts[: args.prompts]]
@@ -200,7 +201,7 @@ def main() -> None:
             made = measure(engine, ids, [params], args.width).to_json()
             name = ", ".join(f"{key} {value}" for key, value in setting.items())
             report["classes"].setdefault(kind, {})[name] = made
-            Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+            args.output.write_text(json.dumps(report, indent=1) + "\n")
             lengths = [made[w]["acceptance_length"] for w in ("ours", "rejection_sampling")]
             print(f"{kind}: {name}: ours {lengths[0]:.3f}, rejection sampling {lengths[1]:.3f}",
                   f"first draft {made['ours']['by_position'][0]:.3f}",
@@ -208,4 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

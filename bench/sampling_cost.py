@@ -10,10 +10,10 @@ import dataclasses
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import script
 from machine import machine
 
 from dflash_trt.decode.engine import Engine
@@ -35,18 +35,18 @@ WIDTHS = (1, 4, 16)
 def main() -> None:
     """Time every case at every width and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engine", required=True)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--engine", type=script.engine_folder, required=True)
+    parser.add_argument("--rounds", type=script.count, default=20)
+    parser.add_argument("-o", "--output", type=script.output_file, required=True)
     args = parser.parse_args()
-    engine = Engine.load(Path(args.engine))
+    engine = Engine.load(args.engine)
     text = next(iter(bundled_prompts().values()))[0]
     ids = engine.tokenizer.encode_chat([{"role": "user", "content": text}])
     report: dict[str, Any] = {"machine": machine(), "widths": {}}
     for width in (w for w in WIDTHS if w <= engine.session.limits.block):
         report["widths"][width] = made = _one_width(engine, ids, width, args.rounds)
         print(width, {case: f"{row['over_greedy']:.2f}" for case, row in made.items()}, flush=True)
-    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _one_width(engine: Engine, ids: list[int], width: int, rounds: int) -> dict[str, Any]:
@@ -75,4 +75,4 @@ def _one_width(engine: Engine, ids: list[int], width: int, rounds: int) -> dict[
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)
