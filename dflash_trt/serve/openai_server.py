@@ -49,11 +49,12 @@ class OpenAIServer:
         import uvicorn
 
         from dflash_trt.serve.openai_app import OpenAIApp
+        from dflash_trt.serve.openai_protocol import ImpatientH11
 
         app = OpenAIApp(host).asgi(door.keys)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", backlog=BACKLOG,
-            timeout_keep_alive=75, server_header=False,
+            app, http=ImpatientH11, log_config=None, access_log=False, lifespan="off", ws="none",
+            backlog=BACKLOG, timeout_keep_alive=75, server_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._socket = door.socket
