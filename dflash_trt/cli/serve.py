@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,13 @@ def serve(
 
 def _print_endpoints(endpoints: Endpoints) -> None:
     width = max(len(name) for name, _ in endpoints)
-    for name, place in endpoints:
-        typer.echo(f"{name:{width}}  {place}")
-    typer.echo("ready")
-    sys.stdout.flush()
+    lines = [f"{name:{width}}  {place}" for name, place in endpoints]
+    try:
+        typer.echo("\n".join([*lines, "ready"]))
+        sys.stdout.flush()
+    except OSError as error:  # a full disk, or a reader that went away: no reason not to serve
+        logging.getLogger(__name__).warning("the endpoints cannot be printed: %s", error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def repo(
