@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,6 +23,7 @@ from dflash_trt.serve.openai_gate import Gate, error_body
 from dflash_trt.serve.openai_schema import ChatRequest, CompletionRequest
 
 BODY_SECONDS = 60.0  # to send a body; who takes longer is cut off
+CLIENT_GONE = 499  # nginx's number for a client that went away before its answer
 RETRY = {"retry-after": "1"}
 _STATUS = {"UNAVAILABLE": 503, "INTERNAL": 500, "INVALID_ARG": 400}
 
@@ -79,7 +80,7 @@ class OpenAIApp:
             made = await _unless_disconnected(request, handle)
         _note(request, made)
         if made is None:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=CLIENT_GONE)  # nobody reads it
         if made.finish_reason == "error":
             raise StepError(made.error)
         if made.finish_reason == "cancelled":
@@ -159,6 +160,8 @@ async def _body(request: Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.body()
+    except ClientDisconnect:
+        raise HTTPException(CLIENT_GONE, "the client went away") from None
     except TimeoutError:
         raise HTTPException(408, f"the body took longer than {BODY_SECONDS:g} s") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -11,6 +12,8 @@ from dflash_trt.decode.request import MAX_SEED, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.serve.request import GenerateRequest
 
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_MAX_NAME = 100  # characters of a field's name in a message: clients may send any name
 COMPLETION_TOKENS = 16  # OpenAI's default of a completion; a chat's is what the engine holds
 
 
@@ -78,6 +81,7 @@ class _Request(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             where = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
+            where = where if len(where) <= _MAX_NAME else f"{where[:_MAX_NAME]}..."
             raise RequestError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
     def _params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -103,9 +107,9 @@ class _Request(BaseModel):
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
-    bad = next((key for key in given if not key.isdecimal()), None)
+    bad = next((key for key in given if not _TOKEN_ID.fullmatch(key)), None)
     if bad is not None:
-        raise RequestError(f"logit_bias: {bad!r} is not a token id")
+        raise RequestError(f"logit_bias: {bad[:40]!r} is not a token id")
     return {int(key): value for key, value in given.items()}
 
 

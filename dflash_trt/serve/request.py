@@ -32,6 +32,8 @@ class GenerateRequest:
         if self.token_ids is not None:
             return list(self.token_ids)
         if self.messages is not None:
+            if "tools" in self.template_flags:
+                raise RequestError("chat template flag tools is reserved")
             text = tokenizer.apply_chat_template(
                 list(self.messages), tools=self.tools, **self.template_flags
             )

@@ -149,6 +149,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Messages,
+        /,
         add_generation_prompt: bool = True,
         *,
         tools: Sequence[Any] | None = None,

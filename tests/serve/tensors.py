@@ -16,6 +16,7 @@ from running import Server
 TYPES: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),
     "messages": ("BYTES", np.object_),
+    "chat_template_kwargs": ("BYTES", np.object_),
     "stop_words": ("BYTES", np.object_),
     "bad_words": ("BYTES", np.object_),
     "max_tokens": ("INT32", np.int32),
