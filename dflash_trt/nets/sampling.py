@@ -161,6 +161,10 @@ def _race(weight: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
         first = argmax(div(rates, exponential_noise(seed, positions, ids)))
         return reshape(first, (slots, rows, 1))
 
+    if num_groups == 1:  # the vocabulary is a prime: TensorRT cannot build a race of one group
+        ids = constant(np.arange(vocab).reshape(1, 1, -1), DType.I32)
+        return reshape(winner(weight, ids), (slots, rows))
+
     # Neighbouring ids are in unlike groups: frequent tokens have neighbouring ids, and the second
     # race of a group with one likely token hardly ever parts target and drafter.
     columns = reshape(weight, (slots, rows, group_size, num_groups))
