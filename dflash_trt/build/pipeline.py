@@ -30,6 +30,7 @@ from dflash_trt.engine_dir import (
 )
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.flavor import CPU, Device, device_of, precision_on
+from dflash_trt.lower.trt_limits import check_sizes
 from dflash_trt.nets.step import trace_step
 from dflash_trt.quantize.policy import stored_bytes
 from dflash_trt.text import Tokenizer
@@ -153,6 +154,8 @@ def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
             choice="max_seq_len",
         )
     check_block(pair, resolved.block)
+    if device.is_gpu:
+        check_sizes(pair)
     return resolved
 
 
