@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from types import FrameType
 
 from dflash_trt.serve import wire
 from dflash_trt.serve.sharing import DEAD, DRAIN, DRAINED
+from dflash_trt.serve.tritonserver import STUB
 from dflash_trt.serve.wire import packed
 
 _LOG = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._lost = threading.Event()  # the engine's process is gone, or its engine dead
+        self._is_ready = False
+        self._models = select.poll()  # of the Python processes: each ends with its model
 
     def run(self, on_ready: Callable[[], None]) -> int:
         """Start, wait, and return the exit code: 0 only after a signal and an orderly end."""
@@ -94,31 +98,45 @@ class Supervisor:
             finally:
                 _kill_group(process)
                 process.wait()
+        if code is None:
+            return 1
         if self._stop_at is None:
             _LOG.error("tritonserver ended by itself, exit code %d", code)
             return 1
+        if not self._is_ready:
+            _LOG.info("a signal while the engine was loaded: nothing was served")
+            return 0
         return 0 if code == 0 else 1
 
-    def _watch(self, process: subprocess.Popen[bytes], on_ready: Callable[[], None]) -> int:
-        is_ready, next_probe = False, 0.0
+    def _watch(self, process: subprocess.Popen[bytes], on_ready: Callable[[], None]) -> int | None:
+        """The exit code of a tritonserver that ended; None for one that must be killed."""
+        next_probe = 0.0
         while (code := process.poll()) is None:
             if self._lost.is_set() and self._stop_at is None:
                 _LOG.error("the engine's process is gone: tritonserver is stopped")
-                return 1
+                return None
+            if self._models.poll(0) and self._stop_at is None:
+                is_engine = self._lost.wait(POLL_S)  # its socket says so too
+                whose = "the engine's process" if is_engine else "the process of a model"
+                _LOG.error("%s is gone: tritonserver is stopped", whose)
+                return None
             if self._hurry:
                 _LOG.warning("a second signal: tritonserver is killed, with what still runs")
-                return 1
+                return None
             if self._stop_at is not None and time.monotonic() > self._stop_at:
                 _LOG.error(
                     "tritonserver did not end within %g s of the signal and is killed",
                     self._drain_seconds + EXIT_MARGIN_S,
                 )
-                return 1
-            if not is_ready and time.monotonic() > next_probe:
+                return None
+            if not self._is_ready and time.monotonic() > next_probe:
                 next_probe = time.monotonic() + POLL_S
                 if _is_ok(self._health_url):
-                    is_ready = True
+                    self._is_ready = True
                     self._connect()
+                    for pid in _stubs_of(process.pid):
+                        with contextlib.suppress(OSError):  # gone, or a kernel without them
+                            self._models.register(os.pidfd_open(pid), select.POLLIN)
                     on_ready()
             time.sleep(POLL_S)
         return code
@@ -188,6 +206,22 @@ def _prepare_child() -> None:
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     size = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+
+
+def _stubs_of(tritonserver: int) -> list[int]:
+    """Pids of its Python processes. It stays "ready" when one dies, and answers with errors."""
+    pids = []
+    for listed in Path(f"/proc/{tritonserver}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += listed.read_text().split()
+    return [int(pid) for pid in pids if STUB.encode() in _command_line(pid)]
+
+
+def _command_line(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -156,6 +156,31 @@ def test_dead_engine_process_ends_the_server(engine_path: Path) -> None:
     assert "the engine's process is gone" in server.log
 
 
+def test_a_dead_process_of_a_model_ends_the_server(engine_path: Path) -> None:
+    """Its alias answered every request with an error, and the server was ready all the while."""
+    server = Server(engine_path).wait_ready()
+    others = [
+        pid
+        for pid in processes_of(server)
+        if b"stub" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != server.engine_pid()
+    ]
+    assert len(others) == 1
+    os.kill(others[0], signal.SIGKILL)
+    assert server.wait_end(20) == 1
+    assert "the process of a model is gone" in server.log
+
+
+def test_a_signal_while_it_loads_ends_it_in_order(engine_path: Path) -> None:
+    server = Server(engine_path)
+    assert eventually(lambda: any("pinned_memory" in line for line in server.lines), 60)
+    children = processes_of(server)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end(30) == 0
+    assert "ready" not in server.lines
+    assert "Traceback" not in server.log
+    assert eventually(lambda: all(is_gone(pid) for pid in children))
+
+
 def run_serve(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [str(WITH_TRITON), "serve", *arguments], capture_output=True, text=True, timeout=60,
