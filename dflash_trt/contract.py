@@ -18,6 +18,7 @@ VERIFY_ROWS = "verify_rows"  # R = min(S, K): rows whose logits are read
 BLOCK_ROWS = "block_rows"  # K, or 0 in a step that only verifies
 DRAFT_ROWS = "draft_rows"  # block rows whose logits are read, at most K - 1
 KV_ROWS = "kv_rows"  # S + block_rows: rows that a step writes into a drafter cache
+SPECIAL = "special"  # M: slots whose choice is more than their largest logit, 0 in greedy steps
 ADJUSTED = "adjusted"  # P: token ids whose logits a step adjusts, 0 in most steps
 NEXT_TOKENS = "next_width"  # 1 + draft_rows
 
@@ -35,24 +36,29 @@ COUNT = "count"  # int32 [B]: valid tokens of the row, 0 for an idle row
 KNOWN = "known"  # int32 [B]: leading tokens committed without question
 BLOCK_OFFSETS = "block_offsets"  # int32 [block_rows]: 0..K-1, or empty to draft nothing
 DRAFT_OFFSETS = "draft_offsets"  # int32 [draft_rows]: the block rows to read drafts from, 1..
-TEMPERATURE = "temperature"  # float32 [B]: 0 is greedy
-TOP_K = "top_k"  # int32 [B]: 0 is off
-TOP_P = "top_p"  # float32 [B]: 1 is off
-MIN_P = "min_p"  # float32 [B]: 0 is off
-SEED = "seed"  # int64 [B]
-REPETITION = "repetition_penalty"  # float32 [B]: 1 is off
-PRESENCE = "presence_penalty"  # float32 [B]
-FREQUENCY = "frequency_penalty"  # float32 [B]
+# The choice of a slot is its largest logit, unless it samples or its logits are adjusted. Only such
+# slots have a line in the inputs of dim M, so a step pays for them alone; a line may repeat.
+SPECIAL_SLOTS = "special_slots"  # int32 [M]: rows of the step, 0..B-1
+CHOICE_SOURCE = "choice_source"  # int32 [B]: b for a slot that is not listed, B + m for line m
+TEMPERATURE = "temperature"  # float32 [M]: 0 is greedy
+TOP_K = "top_k"  # int32 [M]: 0 is off
+TOP_P = "top_p"  # float32 [M]: 1 is off
+MIN_P = "min_p"  # float32 [M]: 0 is off
+SEED = "seed"  # int64 [M]
+REPETITION = "repetition_penalty"  # float32 [M]: 1 is off
+PRESENCE = "presence_penalty"  # float32 [M]
+FREQUENCY = "frequency_penalty"  # float32 [M]
 # For each verified row, the ids that its history or a ban touches. The host knows the drafts before
 # they are verified, so each row's history is exact: it holds the drafts before that row.
-ADJUST_IDS = "adjust_ids"  # int32 [B, R, P]; an id may repeat with equal values (padding)
-ADJUST_SEEN = "adjust_seen"  # float32 [B, R, P]: 1 where the id is in prompt or output
-ADJUST_COUNT = "adjust_count"  # float32 [B, R, P]: times in the output
-ADJUST_BIAS = "adjust_bias"  # float32 [B, R, P]: added; hugely negative bans the id
+ADJUST_IDS = "adjust_ids"  # int32 [M, R, P]; an id may repeat with equal values (padding)
+ADJUST_SEEN = "adjust_seen"  # float32 [M, R, P]: 1 where the id is in prompt or output
+ADJUST_COUNT = "adjust_count"  # float32 [M, R, P]: times in the output
+ADJUST_BIAS = "adjust_bias"  # float32 [M, R, P]: added; hugely negative bans the id
 
 INPUTS = (
-    TOKENS, LENGTH, COUNT, KNOWN, BLOCK_OFFSETS, DRAFT_OFFSETS, TEMPERATURE, TOP_K, TOP_P, MIN_P,
-    SEED, REPETITION, PRESENCE, FREQUENCY, ADJUST_IDS, ADJUST_SEEN, ADJUST_COUNT, ADJUST_BIAS,
+    TOKENS, LENGTH, COUNT, KNOWN, BLOCK_OFFSETS, DRAFT_OFFSETS, SPECIAL_SLOTS, CHOICE_SOURCE,
+    TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, REPETITION, PRESENCE, FREQUENCY,
+    ADJUST_IDS, ADJUST_SEEN, ADJUST_COUNT, ADJUST_BIAS,
 )  # fmt: skip
 
 # Outputs.
@@ -129,6 +135,7 @@ def profiles(choices: BuildChoices, vocab_size: int) -> tuple[Profile, Profile]:
             SLOTS: (1, slots, slots),
             STEP_TOKENS: (1, tokens, tokens),
             VERIFY_ROWS: (1, verified, verified),
+            SPECIAL: (0, slots, slots),
             ADJUSTED: (1, 1, most_ids),
         }
         return Profile(name, dims)

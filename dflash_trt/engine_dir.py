@@ -23,7 +23,7 @@ from dflash_trt.flavor import ONNXRUNTIME, TENSORRT, TENSORRT_RTX, device_of, ve
 from dflash_trt.kv_plugin import LIBRARY
 
 FORMAT = "dflash-trt"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
 MODEL = "step.onnx"

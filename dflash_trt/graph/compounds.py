@@ -38,6 +38,21 @@ def prefix_count(matches: Tensor) -> Tensor:
     return node[0]
 
 
+# A threshold is found digit by digit, from the least one up; the last digit is finer than what
+# float32 logits differ by.
+LEAST_THRESHOLD = -32.0
+THRESHOLD_DIGITS = [2.0**power for power in range(4, -25, -1)]
+
+
+def threshold(x: Tensor, need: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The highest t [.., 1] with a sum of `weight` where x >= t of at least `need` [.., 1].
+
+    x F32 [.., V] is at most 0, and t at least -32. Without a weight each element counts 1.
+    """
+    inputs = [x, need, *([] if weight is None else [weight])]
+    return _compound("threshold", inputs, need)
+
+
 KeyValue = tuple[Tensor, Tensor]
 
 
@@ -123,6 +138,16 @@ def _prefix_count(matches: Tensor) -> Tensor:
     return p.reduce("sum", p.cast(p.less_equal(misses, 0), DType.I32))
 
 
+def _threshold(x: Tensor, need: Tensor, *weight: Tensor) -> Tensor:
+    found = p.add(p.mul(need, 0.0), LEAST_THRESHOLD)
+    for digit in THRESHOLD_DIGITS:
+        higher = p.add(found, digit)
+        above = p.cast(p.less_equal(higher, x), DType.F32)
+        total = p.reduce("sum", p.mul(weight[0], above) if weight else above, keepdims=True)
+        found = p.add(found, p.mul(p.cast(p.less_equal(need, total), DType.F32), digit))
+    return found
+
+
 def _inject_kv(*inputs: Tensor, eps: float | None) -> KeyValue:
     """One update per cache: context and block are compacted by one gather before it."""
     caches, context, block = (inputs[i : i + 2] for i in (0, 2, 4))
@@ -153,4 +178,5 @@ DECOMPOSITIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "rope": _rope,
     "swiglu": _swiglu,
     "prefix_count": _prefix_count,
+    "threshold": _threshold,
 }

@@ -251,7 +251,11 @@ def attention(
 
 
 def cond(predicate: Tensor, then: Callable[[], Tensor], otherwise: Callable[[], Tensor]) -> Tensor:
-    """`then()` or `otherwise()`, whichever the scalar boolean says; only that one is computed."""
+    """`then()`, or `otherwise()` where the scalar boolean says that this cheaper way will do.
+
+    A backend may compute `then()` always, so it MUST be right in either case. The predicate is for
+    the others alone.
+    """
     graphs = []
     for branch in (then, otherwise):
         graph = Graph(branch.__name__, parent=current_graph())

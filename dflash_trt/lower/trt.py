@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ class Fixed:
 def step_fixed(block: int, capacity: int) -> Fixed:
     """What the engine of a step graph fixes: it always drafts the whole block, caches of one size.
 
-    So `block_offsets` and `draft_offsets` are no inputs of it, and no tensor in it is empty.
+    So `block_offsets` and `draft_offsets` are no inputs of it.
     """
     return Fixed(
         sizes={BLOCK_ROWS: block, DRAFT_ROWS: block - 1, CAPACITY: capacity},
@@ -61,6 +62,8 @@ def lower_to_trt(
     if plugin is not None:
         claimed["inject_kv"] = injection_by(plugin)
     lowering = TrtEmitter(network, trt, weights, compute, claimed, fixed.sizes)
+    lowering.unused = _unused(graph)
+    lowering.repeated = _repeated(graph, weights)
     for tensor in graph.inputs:
         if tensor.name in fixed.inputs:
             lowering.names[tensor] = Literal(fixed.inputs[tensor.name])
@@ -69,6 +72,31 @@ def lower_to_trt(
     lowering.graph(graph)
     for name, tensor in graph.outputs.items():
         _output(lowering, name, tensor)
+
+
+def _unused(graph: Graph) -> set[Node]:
+    """Nodes that no output needs where every `cond` computes `then`."""
+    nodes = list(graph.walk())
+    maker = {output: node for node in nodes for output in node.outputs}
+    unused, wanted = set(nodes), list(graph.outputs.values())
+    while wanted:
+        node = maker.get(wanted.pop())
+        if node in unused:
+            unused.remove(node)
+            is_cond = node.op == "cond"
+            wanted += [node.attrs["then"].outputs["result"]] if is_cond else node.inputs
+    return unused
+
+
+def _repeated(graph: Graph, weights: TrtWeights) -> frozenset[str]:
+    """Names of weights that more than one product reads."""
+    products = (node for node in graph.walk() if node.op == "linear")
+    uses = Counter(
+        weights.reader.canonical(weight.name)
+        for node in products
+        for weight in node.attrs["weights"]
+    )
+    return frozenset(name for name, count in uses.items() if count > 1)
 
 
 def _input(low: TrtEmitter, tensor: Tensor) -> TrtTensor:

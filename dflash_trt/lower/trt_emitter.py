@@ -7,7 +7,7 @@ parameter, so nothing here imports either.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,15 @@ class TrtEmitter(Walker[Any]):
             types.INT32: np.dtype(np.int32), types.INT64: np.dtype(np.int64),
             types.BOOL: np.dtype(np.bool_),
         }  # fmt: skip
+        self.unused: Collection[Node] = ()  # nodes to leave out
+        self.repeated: frozenset[str] = frozenset()  # weights of more than one product
         self._sizes = sizes
         self._memo: dict[object, list[TrtTensor]] = {}
+
+    def node(self, node: Node) -> None:
+        """Emit one node, unless nothing needs it."""
+        if node not in self.unused:
+            super().node(node)
 
     def dims(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
         """A shape with the dims that this engine fixes as numbers."""

@@ -87,6 +87,17 @@ def reshaped(low: TrtEmitter, node: Node, x: TrtTensor, dims: list[int]) -> TrtT
     return low.layer(node, "reshape", [x], make, *dims)[0]
 
 
+def last_slice(low: TrtEmitter, node: Node, x: TrtTensor, start: int, size: int) -> TrtTensor:
+    """So many elements of the last axis."""
+
+    def make() -> TrtTensor:
+        layer = low.network.add_slice(x, (start,), (size,), (1,))
+        layer.axes = (len(x.shape) - 1,)
+        return layer
+
+    return low.layer(node, "slice", [x], make, start, size)[0]
+
+
 def _elementwise(op: str) -> Emitter:
     return lambda low, node: [binary(low, node, op, *low.together(node))]
 
@@ -102,7 +113,7 @@ def _activation(op: str) -> Emitter:
 def _mod(low: TrtEmitter, node: Node) -> list[TrtTensor]:
     """TensorRT has no modulo; ours is of integers that are not negative."""
     a, b = low.together(node)
-    whole = binary(low, node, "PROD", binary(low, node, "FLOOR_DIV", a, b), b)
+    whole = binary(low, node, "PROD", binary(low, node, "DIV", a, b), b)
     return [binary(low, node, "SUB", a, whole)]
 
 
@@ -193,7 +204,7 @@ MATH: dict[str, Emitter] = {
     "sub": _elementwise("SUB"),
     "mul": _elementwise("PROD"),
     "div": _elementwise("DIV"),
-    "floor_div": _elementwise("FLOOR_DIV"),
+    "floor_div": _elementwise("DIV"),
     "mod": _mod,
     "minimum": _elementwise("MIN"),
     "maximum": _elementwise("MAX"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.graph import Node
+from dflash_trt.graph import Graph, Node
 from dflash_trt.lower.trt_attention import ATTENTION
 from dflash_trt.lower.trt_emitter import Emitter, Literal, TrtEmitter, TrtTensor
 from dflash_trt.lower.trt_linear import LINEAR
@@ -15,10 +15,10 @@ from dflash_trt.lower.trt_math import (
     binary,
     reduced,
     reshaped,
-    select,
     shape_of,
     unary,
 )
+from dflash_trt.lower.trt_search import SEARCH
 from dflash_trt.lower.walk import copied_dims
 
 
@@ -110,14 +110,10 @@ def _scatter_last(low: TrtEmitter, node: Node) -> list[TrtTensor]:
 
 
 def _cond(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    """Both sides, and a selection: a conditional layer would stop the capture of CUDA graphs."""
-    results = []
-    for name in ("then", "otherwise"):
-        branch = node.attrs[name]
-        low.graph(branch)
-        results.append(low.value(branch.outputs["result"], node))
-    rank = node.outputs[0].rank
-    return [select(low, node, low.value(node.inputs[0], node, rank), *results)]
+    """The way that is always right: a conditional layer would stop the capture of CUDA graphs."""
+    then: Graph = node.attrs["then"]
+    low.graph(then)
+    return [low.names[then.outputs["result"]]]
 
 
 def _rms_norm(low: TrtEmitter, node: Node) -> list[TrtTensor]:
@@ -146,6 +142,7 @@ EMITTERS: dict[str, Emitter] = {
     **MATH,
     **LINEAR,
     **ATTENTION,
+    **SEARCH,
     "constant": _constant,
     "param": _param,
     "size": _size,

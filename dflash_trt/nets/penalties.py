@@ -35,7 +35,7 @@ from dflash_trt.graph import (
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What to adjust: strengths [B], and per verified row R and touched id P, [B, R, P]."""
+    """What to adjust: strengths [M], and per verified row R and touched id P, [M, R, P]."""
 
     repetition: Tensor
     presence: Tensor
@@ -68,7 +68,7 @@ class Adjustment:
 
 
 def adjust(logits: Tensor, adjustment: Adjustment) -> Tensor:
-    """Adjusted logits [B, R, V]; the logits themselves in a step that adjusts nothing."""
+    """Adjusted logits [M, R, V]; the logits themselves in a step that adjusts nothing."""
     with scope("adjust"):
         return cond(adjustment.is_needed, lambda: _adjusted(logits, adjustment), lambda: logits)
 

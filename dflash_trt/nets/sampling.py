@@ -24,6 +24,7 @@ from dflash_trt.graph import (
     add,
     argmax,
     cast,
+    concat,
     cond,
     constant,
     cumsum,
@@ -41,12 +42,15 @@ from dflash_trt.graph import (
     reduce_all,
     reshape,
     scope,
+    size,
     sub,
+    take,
     topk,
     transpose,
     unary,
     where,
 )
+from dflash_trt.graph.compounds import threshold
 from dflash_trt.nets.penalties import Adjustment, adjust
 
 PRIME = 2**31 - 1  # products of two residues fit INT64; 5 does not divide PRIME - 1
@@ -55,16 +59,11 @@ ROUND_KEYS = (1_013_904_223, 1_664_525_013)
 UNCUT = -1e30  # a threshold that keeps every token
 SHORTLIST = 128  # a top-k up to here is read off the sorted largest logits
 LEAST_MASS = 1e-30  # of what top-p keeps
-# Thresholds are found digit by digit, in units of the temperature below the maximum. All tokens
-# below the first are together less likely than the noise can tell; the last is finer than what
-# float32 logits differ by.
-LOWEST = -32.0
-DIGITS = [2.0**power for power in range(4, -25, -1)]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Per-slot sampling inputs, each [B]."""
+    """How each special slot samples, each [M]."""
 
     temperature: Tensor  # float32, 0 is greedy
     top_k: Tensor  # int32, 0 is off
@@ -73,40 +72,61 @@ class Sampling:
     seed: Tensor  # int64
 
 
-def choose(
-    logits: Tensor, sampling: Sampling, positions: Tensor, adjustment: Adjustment | None = None
-) -> Tensor:
+@dataclass(frozen=True)
+class Special:
+    """The slots whose choice is more than their largest logit, M of B."""
+
+    slots: Tensor  # int32 [M]: which ones
+    source: Tensor  # int32 [B]: where a slot's choice is: b, or B + m for line m of this list
+    sampling: Sampling
+    adjustment: Adjustment | None = None
+
+    def for_drafts(self, draft_offsets: Tensor) -> Special:
+        """The same for draft rows."""
+        assert self.adjustment is not None
+        adjustment = self.adjustment.for_drafts(draft_offsets)
+        return Special(self.slots, self.source, self.sampling, adjustment)
+
+
+def choose(logits: Tensor, positions: Tensor, special: Special) -> Tensor:
     """Tokens int32 [B, R] for logits F32 [B, R, V]; positions int32 [B, R] are the tokens' own.
 
     Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, min-p, as
-    Hugging Face applies them, after the adjustment. A step in which every slot is greedy and
-    nothing is adjusted computes the argmax alone.
+    Hugging Face applies them, after the adjustment. What slots need that are not special is the
+    argmax alone, whatever the others do.
     """
-    zero = constant(0.0, DType.F32)
-    any_sampled = less(zero, reduce_all(sampling.temperature))
-
-    def pick(x: Tensor) -> Tensor:
-        """With sampling where a slot asks for it."""
-        greedy = argmax(x)
-
-        def sampled() -> Tensor:
-            is_sampled = less(zero, sampling.temperature)
-            column = reshape(is_sampled, (*sampling.temperature.shape, 1))
-            return where(column, _draw(x, sampling, positions), greedy)
-
-        return cond(any_sampled, sampled, lambda: greedy)
-
     with scope("choose"):
-        if adjustment is None:
-            return pick(logits)
-        is_special = logical_or(any_sampled, adjustment.is_needed)
-        return cond(is_special, lambda: pick(adjust(logits, adjustment)), lambda: argmax(logits))
+        greedy = argmax(logits)
+
+        def with_special() -> Tensor:
+            rows, at = take(logits, special.slots, 0), take(positions, special.slots, 0)
+            choices = concat([greedy, _pick(rows, at, special)], 0, "choices")
+            return take(choices, special.source, 0)
+
+        is_any = less(constant(0, DType.I32), size(special.slots, 0))
+        return cond(is_any, with_special, lambda: greedy)
+
+
+def _pick(logits: Tensor, positions: Tensor, special: Special) -> Tensor:
+    """Tokens [M, R] of the special slots."""
+    sampling, adjustment = special.sampling, special.adjustment
+    x = logits if adjustment is None else adjust(logits, adjustment)
+    zero = constant(0.0, DType.F32)
+    is_sampled = less(zero, sampling.temperature)
+    column = reshape(is_sampled, (*sampling.temperature.shape, 1))
+
+    def sampled() -> Tensor:
+        drawn = _draw(x, sampling, positions)
+        is_greedy = _any(unary("logical_not", is_sampled))
+        return cond(is_greedy, lambda: where(column, drawn, argmax(x)), lambda: drawn)
+
+    return cond(_any(is_sampled), sampled, lambda: argmax(x))
 
 
 def exponential_noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Exponential noise F32 [B, R, N] of mean 1.
+    """Exponential noise F32 [M, R, N] of mean 1.
 
-    seed int64 [B], positions int32 [B, R], ids int32 [B, R, N] or [1, 1, N].
+    seed int64 [M], positions int32 [M, R], ids int32 [M, R, N] or [1, 1, N].
     """
     slots, rows = positions.shape
     key, other = (constant(value, DType.I64) for value in ROUND_KEYS)
@@ -132,7 +152,7 @@ def _mix(x: Tensor, key: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """A token of each row, int32 [B, R]; what it is for greedy slots does not matter."""
+    """A token of each row, int32 [M, R]; what it is for greedy slots does not matter."""
     temperature = _per_slot(sampling.temperature)
     is_sampled = less(constant(0.0, DType.F32), temperature)
     scaled = div(logits, where(is_sampled, temperature, constant(1.0, DType.F32)))
@@ -150,7 +170,7 @@ def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
 
 
 def _race(weight: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
-    """A token of each row drawn in proportion to its weight F32 [B, R, V]: int32 [B, R]."""
+    """A token of each row drawn in proportion to its weight F32 [M, R, V]: int32 [M, R]."""
     vocab = weight.shape[-1]
     assert isinstance(vocab, int)
     slots, rows = positions.shape
@@ -190,21 +210,19 @@ def _filtered(relative: Tensor, weight: Tensor, sampling: Sampling) -> Tensor:
     short = cond(_any(is_short), lambda: _shortlisted(relative, top_k, top_p), lambda: uncut)
     is_long = logical_and(is_long, unary("logical_not", is_short))
     long = cond(_any(is_long), lambda: _searched(relative, weight, top_k, top_p), lambda: uncut)
-    threshold = where(is_short, short, where(is_long, long, uncut))
+    cut = where(is_short, short, where(is_long, long, uncut))
     # The weight is the probability relative to the most likely token's, which stays.
-    keep = logical_and(
-        less_equal(threshold, relative), less_equal(_per_slot(sampling.min_p), weight)
-    )
+    keep = logical_and(less_equal(cut, relative), less_equal(_per_slot(sampling.min_p), weight))
     return mul(weight, cast(keep, DType.F32))
 
 
 def _shortlisted(relative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Thresholds [B, R, 1] of top-k, then top-p, for slots whose top-k is short."""
+    """Thresholds [M, R, 1] of top-k, then top-p, for slots whose top-k is short."""
     vocab = relative.shape[-1]
     assert isinstance(vocab, int)
-    size = min(SHORTLIST, vocab)
-    values, _ = topk(relative, constant(size, DType.I32), size)
-    is_in = less(constant(np.arange(size).reshape(1, 1, -1), DType.I32), top_k)
+    length = min(SHORTLIST, vocab)
+    values, _ = topk(relative, constant(length, DType.I32), length)
+    is_in = less(constant(np.arange(length).reshape(1, 1, -1), DType.I32), top_k)
     weight = mul(unary("exp", values), cast(is_in, DType.F32))
     before = sub(cumsum(weight), weight)
     # A top-p that float32 has no number for is 0: the likeliest token, whose weight is 1, stays.
@@ -215,32 +233,21 @@ def _shortlisted(relative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _searched(relative: Tensor, weight: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Thresholds [B, R, 1] of top-k, then top-p, for any size: no sort of the vocabulary."""
+    """Thresholds [M, R, 1] of top-k, then top-p, for any size: no sort of the vocabulary."""
     one = constant(1.0, DType.F32)
     uncut = add(mul(reduce("max", relative, keepdims=True), 0.0), UNCUT)
-
-    def highest(need: Tensor, weight: Tensor | None) -> Tensor:
-        """The highest threshold above which tokens still add up to `need`."""
-        threshold = add(mul(need, 0.0), LOWEST)
-        for digit in DIGITS:
-            higher = add(threshold, digit)
-            above = cast(less_equal(higher, relative), DType.F32)
-            total = reduce("sum", above if weight is None else mul(weight, above), keepdims=True)
-            threshold = add(threshold, mul(cast(less_equal(need, total), DType.F32), digit))
-        return threshold
-
     has_top_k = less(constant(0, DType.I32), top_k)
     wanted = add(cast(top_k, DType.F32), mul(uncut, 0.0))
-    by_rank = cond(_any(has_top_k), lambda: highest(wanted, None), lambda: uncut)
+    by_rank = cond(_any(has_top_k), lambda: threshold(relative, wanted), lambda: uncut)
     by_rank = where(has_top_k, by_rank, uncut)
     inside = mul(weight, cast(less_equal(by_rank, relative), DType.F32))
     need = mul(reduce("sum", inside, keepdims=True), top_p)
-    by_mass = where(less(top_p, one), highest(need, inside), uncut)
+    by_mass = where(less(top_p, one), threshold(relative, need, inside), uncut)
     return maximum(by_rank, by_mass)
 
 
 def _per_slot(x: Tensor) -> Tensor:
-    """[B] for broadcasting over [B, R, V]."""
+    """[M] for broadcasting over [M, R, V]."""
     return reshape(x, (x.shape[0], 1, 1))
 
 

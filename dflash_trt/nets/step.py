@@ -36,7 +36,7 @@ from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_
 from dflash_trt.nets.layers import Span
 from dflash_trt.nets.penalties import Adjustment
 from dflash_trt.nets.rotary import rotary_tables
-from dflash_trt.nets.sampling import Sampling, choose
+from dflash_trt.nets.sampling import Sampling, Special, choose
 from dflash_trt.nets.target import target_forward, target_logits
 
 
@@ -55,7 +55,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     )
     block_offsets = graph.add_input(c.BLOCK_OFFSETS, (c.BLOCK_ROWS,), DType.I32)
     draft_offsets = graph.add_input(c.DRAFT_OFFSETS, (c.DRAFT_ROWS,), DType.I32)
-    sampling, adjustment = _sampling_inputs(graph), _adjustment_inputs(graph)
+    special = _special_inputs(graph)
     target_kv = _cache_inputs(graph, c.target_caches(pair))
     draft_kv = _cache_inputs(graph, c.draft_caches(pair))
     # An id outside the vocabulary can only be a wrong draft: it must be rejected, not crash.
@@ -69,7 +69,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     offset = iota(minimum(step_tokens, block), c.VERIFY_ROWS)
     rows = sub(_outer(known, offset), 1)
     logits = target_logits(pair.target, gather_rows(verified.hidden, _clip(rows, last)))
-    choice = choose(logits, sampling, _outer(add(length, known), offset), adjustment)
+    choice = choose(logits, _outer(add(length, known), offset), special)
 
     # Accept: the drafts that equal the choice before them, up to the first that does not.
     draft = add(rows, 1)
@@ -93,8 +93,8 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     place = Injection(rows=kv_rows, block=block_span)
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
     draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
-    for_drafts = adjustment.for_drafts(draft_offsets)
-    drafted = choose(draft_rows, sampling, _outer(start, draft_offsets), for_drafts)
+    positions = _outer(start, draft_offsets)
+    drafted = choose(draft_rows, positions, special.for_drafts(draft_offsets))
 
     graph.add_output(c.COMMITTED, committed)
     graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))
@@ -103,27 +103,30 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     _cache_outputs(graph, c.draft_caches(pair), draft_updated)
 
 
-def _sampling_inputs(graph: Graph) -> Sampling:
-    return Sampling(
-        temperature=graph.add_input(c.TEMPERATURE, (c.SLOTS,), DType.F32),
-        top_k=graph.add_input(c.TOP_K, (c.SLOTS,), DType.I32),
-        top_p=graph.add_input(c.TOP_P, (c.SLOTS,), DType.F32),
-        min_p=graph.add_input(c.MIN_P, (c.SLOTS,), DType.F32),
-        seed=graph.add_input(c.SEED, (c.SLOTS,), DType.I64),
+def _special_inputs(graph: Graph) -> Special:
+    def each(name: str, dtype: DType) -> Tensor:
+        return graph.add_input(name, (c.SPECIAL,), dtype)
+
+    slots = each(c.SPECIAL_SLOTS, DType.I32)
+    source = graph.add_input(c.CHOICE_SOURCE, (c.SLOTS,), DType.I32)
+    sampling = Sampling(
+        temperature=each(c.TEMPERATURE, DType.F32),
+        top_k=each(c.TOP_K, DType.I32),
+        top_p=each(c.TOP_P, DType.F32),
+        min_p=each(c.MIN_P, DType.F32),
+        seed=each(c.SEED, DType.I64),
     )
-
-
-def _adjustment_inputs(graph: Graph) -> Adjustment:
-    rows = (c.SLOTS, c.VERIFY_ROWS, c.ADJUSTED)
-    return Adjustment(
-        repetition=graph.add_input(c.REPETITION, (c.SLOTS,), DType.F32),
-        presence=graph.add_input(c.PRESENCE, (c.SLOTS,), DType.F32),
-        frequency=graph.add_input(c.FREQUENCY, (c.SLOTS,), DType.F32),
+    rows = (c.SPECIAL, c.VERIFY_ROWS, c.ADJUSTED)
+    adjustment = Adjustment(
+        repetition=each(c.REPETITION, DType.F32),
+        presence=each(c.PRESENCE, DType.F32),
+        frequency=each(c.FREQUENCY, DType.F32),
         ids=graph.add_input(c.ADJUST_IDS, rows, DType.I32),
         seen=graph.add_input(c.ADJUST_SEEN, rows, DType.F32),
         count=graph.add_input(c.ADJUST_COUNT, rows, DType.F32),
         bias=graph.add_input(c.ADJUST_BIAS, rows, DType.F32),
     )
+    return Special(slots, source, sampling, adjustment)
 
 
 def _cache_inputs(

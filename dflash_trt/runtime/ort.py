@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,8 @@ from dflash_trt import contract as c
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import ConfigError, EngineDirError
 from dflash_trt.runtime.caches import CachePools
-from dflash_trt.runtime.session import AdjustRows, SessionLimits, StepResult, StepRows
+from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
+from dflash_trt.runtime.special import special_inputs, special_slots
 from dflash_trt.runtime.threads import cpu_allowance
 
 F32 = npt.NDArray[np.float32]
@@ -111,12 +111,7 @@ class OrtSession:
             c.KNOWN: rows.known,
             c.BLOCK_OFFSETS: block_offsets,
             c.DRAFT_OFFSETS: draft_offsets,
-            c.TEMPERATURE: rows.temperature,
-            c.TOP_K: rows.top_k,
-            c.TOP_P: rows.top_p,
-            c.MIN_P: rows.min_p,
-            c.SEED: rows.seed,
-            **self._adjustment(rows),
+            **special_inputs(rows, special_slots(rows), min(width, self._limits.block), ids=0),
         }
         for name, array in inputs.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
@@ -141,24 +136,6 @@ class OrtSession:
             assert result.logits is not None
             return dataclasses.replace(result, logits=result.logits[:, :asked_width])
         return result
-
-    def _adjustment(self, rows: StepRows) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of `rows.adjust`; of no ids where there is nothing to adjust."""
-        a = rows.adjust
-        if a is None:
-            num_slots, width = rows.tokens.shape
-            empty = np.zeros((num_slots, min(width, self._limits.block), 0), np.float32)
-            off = np.zeros(num_slots, np.float32)
-            a = AdjustRows(off + 1, off, off, empty.astype(np.int32), empty, empty, empty)
-        return {
-            c.REPETITION: a.repetition,
-            c.PRESENCE: a.presence,
-            c.FREQUENCY: a.frequency,
-            c.ADJUST_IDS: a.ids,
-            c.ADJUST_SEEN: a.seen,
-            c.ADJUST_COUNT: a.count,
-            c.ADJUST_BIAS: a.bias,
-        }
 
     def release(self, slot: int) -> None:
         """See `Session.release`."""

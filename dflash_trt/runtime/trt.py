@@ -17,6 +17,7 @@ from dflash_trt.config import PairConfig
 from dflash_trt.errors import CapacityError, GpuError, GpuMemoryError
 from dflash_trt.runtime.cuda import Bytes, Cuda
 from dflash_trt.runtime.session import F32, SessionLimits, StepResult, StepRows
+from dflash_trt.runtime.special import special_slots
 from dflash_trt.runtime.trt_engine import LoadedEngine, StepContext
 from dflash_trt.runtime.trt_graphs import MAX_GRAPHS, StepRunner, StepWork
 from dflash_trt.runtime.trt_steps import Layout, StepKey, StepShapes, fill
@@ -109,9 +110,10 @@ class TrtSession:
         """
         if want_logits and not self._shapes.has_logits:
             raise CapacityError("this engine does not return logits", hint="build it with --logits")
-        key = self._shapes.key(first_slot, rows)
+        special = special_slots(rows)
+        key = self._shapes.key(first_slot, rows, special)
         inputs = self._mirror(key.adjusted)
-        fill(inputs.host, self._shapes.inputs(key), rows)
+        fill(inputs.host, self._shapes.inputs(key), rows, special)
         try:
             is_new = self._runner.run(key)
             logits = self._read_logits(key) if want_logits else None

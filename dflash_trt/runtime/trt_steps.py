@@ -18,11 +18,13 @@ from dflash_trt import contract as c
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import CapacityError, EngineDirError
 from dflash_trt.runtime.cuda import ALIGNMENT, Bytes
-from dflash_trt.runtime.session import AdjustRows, SessionLimits, StepRows
+from dflash_trt.runtime.session import I32, SessionLimits, StepRows
+from dflash_trt.runtime.special import special_inputs
 from dflash_trt.runtime.trt_engine import Shape, TensorInfo
 
 # The block is always drafted whole, so the engine has its offsets inside.
 INPUTS = tuple(name for name in c.INPUTS if name not in (c.BLOCK_OFFSETS, c.DRAFT_OFFSETS))
+ADJUSTED_IDS = (c.ADJUST_IDS, c.ADJUST_SEEN, c.ADJUST_COUNT, c.ADJUST_BIAS)
 REBUILD = "build the engine again with this version of dflash-trt"
 
 
@@ -34,6 +36,7 @@ class StepKey:
     first_slot: int  # the caches' addresses depend on it
     slots: int  # B
     width: int  # S
+    special: int  # M
     adjusted: int  # P
 
 
@@ -64,8 +67,13 @@ def layout(arrays: Iterable[tuple[str, Shape, np.dtype[Any]]]) -> Layout:
     fields, end = {}, 0
     for name, shape, dtype in arrays:
         fields[name] = Field(end, shape, dtype)
-        end = aligned(end + math.prod(shape) * dtype.itemsize)
+        end = aligned(end + max(1, math.prod(shape) * dtype.itemsize))  # each has an address
     return Layout(fields, end)
+
+
+def _power_of_two(number: int) -> int:
+    """The next one; 0 for 0."""
+    return 1 << (number - 1).bit_length() if number else 0
 
 
 def aligned(num_bytes: int) -> int:
@@ -135,8 +143,8 @@ class StepShapes:
             hint=REBUILD,
         )
 
-    def key(self, first_slot: int, rows: StepRows) -> StepKey:
-        """What kind of step this is.
+    def key(self, first_slot: int, rows: StepRows, special: I32) -> StepKey:
+        """What kind of step this is; `special`: see `special_slots`.
 
         Raises `CapacityError` for a step that would write past the caches or whose adjusted ids
         are more than the engine takes.
@@ -149,30 +157,32 @@ class StepShapes:
         if end > self.capacity:
             raise CapacityError(f"a step would write {end} rows, the caches have {self.capacity}")
         profile = self.profile(slots, width)
-        asked = 1 if rows.adjust is None else max(1, rows.adjust.ids.shape[2])
+        adjust = rows.adjust if len(special) else None
+        asked = 1 if adjust is None else max(1, adjust.ids.shape[2])
         most = self._most_adjusted[profile]
         if asked > most:
             raise CapacityError(
                 f"penalties, biases and bans touch {asked} token ids, the engine takes {most}"
             )
-        # Powers of two: the ids grow with the text, and each number of them is other work.
-        adjusted = min(1 << (asked - 1).bit_length(), most)
-        return StepKey(profile, first_slot, slots, width, adjusted)
+        # Each number of ids, which grow with the text, or of special slots is other work.
+        adjusted = min(_power_of_two(asked), most)
+        lines = min(_power_of_two(len(special)), slots)
+        return StepKey(profile, first_slot, slots, width, lines, adjusted)
 
     def inputs(self, key: StepKey) -> Layout:
         """The small inputs of a step."""
         verified = min(key.width, self._limits.block)
         dims: dict[str, Shape] = {c.TOKENS: (key.slots, key.width)}
-        for name in (c.ADJUST_IDS, c.ADJUST_SEEN, c.ADJUST_COUNT, c.ADJUST_BIAS):
-            dims[name] = (key.slots, verified, key.adjusted)
+        dims |= dict.fromkeys((c.LENGTH, c.COUNT, c.KNOWN, c.CHOICE_SOURCE), (key.slots,))
+        dims |= dict.fromkeys(ADJUSTED_IDS, (key.special, verified, key.adjusted))
         return layout(
-            (name, dims.get(name, (key.slots,)), self._tensors[name].dtype) for name in INPUTS
+            (name, dims.get(name, (key.special,)), self._tensors[name].dtype) for name in INPUTS
         )
 
     def largest_inputs(self, adjusted: int) -> int:
         """Bytes that hold the inputs of any step with so many adjusted ids."""
         return max(
-            self.inputs(StepKey(profile, 0, slots, width, adjusted)).num_bytes
+            self.inputs(StepKey(profile, 0, slots, width, slots, adjusted)).num_bytes
             for profile, (slots, width) in enumerate(self._most)
         )
 
@@ -226,43 +236,23 @@ class StepShapes:
         return place
 
 
-def fill(block: Bytes, where: Layout, rows: StepRows) -> None:
-    """Write a step's inputs into a block of memory."""
-    adjust = rows.adjust
-    if adjust is None or not adjust.ids.shape[2]:
-        adjust = neutral(rows, where.fields[c.ADJUST_IDS].shape[1])
-    values: dict[str, npt.NDArray[Any]] = {
+def fill(block: Bytes, where: Layout, rows: StepRows, special: I32) -> None:
+    """Write a step's inputs into a block of memory; `special`: see `special_slots`."""
+    fields = where.fields
+    num_lines, verified, _ = fields[c.ADJUST_IDS].shape
+    lines = np.pad(special, (0, num_lines - len(special)), "edge") if num_lines else special
+    values = {
         c.TOKENS: rows.tokens,
         c.LENGTH: rows.length,
         c.COUNT: rows.count,
         c.KNOWN: rows.known,
-        c.TEMPERATURE: rows.temperature,
-        c.TOP_K: rows.top_k,
-        c.TOP_P: rows.top_p,
-        c.MIN_P: rows.min_p,
-        c.SEED: rows.seed,
-        c.REPETITION: adjust.repetition,
-        c.PRESENCE: adjust.presence,
-        c.FREQUENCY: adjust.frequency,
+        **special_inputs(rows, lines, verified, ids=1),
     }
     for name, value in values.items():
-        where.fields[name].view(block)[...] = value
-    for name, value in (
-        (c.ADJUST_IDS, adjust.ids),
-        (c.ADJUST_SEEN, adjust.seen),
-        (c.ADJUST_COUNT, adjust.count),
-        (c.ADJUST_BIAS, adjust.bias),
-    ):
-        place = where.fields[name].view(block)
+        place = fields[name].view(block)
+        if name not in ADJUSTED_IDS:
+            place[...] = value
+            continue
         given = value.shape[2]
         place[..., :given] = value
         place[..., given:] = value[..., -1:]  # an id may repeat with equal values
-
-
-def neutral(rows: StepRows, verified: int) -> AdjustRows:
-    """An adjustment that changes nothing: one id, with nothing to add to it."""
-    slots = len(rows.tokens)
-    off, nothing = np.zeros(slots, np.float32), np.zeros((slots, verified, 1), np.float32)
-    return AdjustRows(
-        off + 1, off, off, nothing.astype(np.int32), nothing, nothing, nothing
-    )  # fmt: skip

@@ -126,8 +126,8 @@ def test_a_manifest_that_leaves_out_a_needed_file_is_refused(name: str, folder: 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "format": lambda c: c.update(format="other"),
-    "format-version": lambda c: c.update(format_version=2),
-    "format-version-as-text": lambda c: c.update(format_version="1"),
+    "format-version-before": lambda c: c.update(format_version=1),
+    "format-version-as-text": lambda c: c.update(format_version="2"),
     "backend": lambda c: c.update(backend="tensorrt"),
     "backend-list": lambda c: c.update(backend=["onnxruntime"]),
     "no-choices": lambda c: c.pop("choices"),

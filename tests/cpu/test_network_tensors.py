@@ -21,7 +21,7 @@ TEXT = np.random.default_rng(3).integers(0, 150, 24).astype(np.int32)
 
 
 def feeds_of(network: NetworkEvaluator, probe: Probe, rows: dict[str, Any]) -> dict[str, Array]:
-    """A step's inputs as the GPU session gives them: one neutral adjustment, no offsets."""
+    """A step's inputs as the GPU session gives them: one id per line to adjust, no offsets."""
     feeds = {k: v for k, v in probe.feeds(**rows).items() if k in network.inputs}
     for name in (c.ADJUST_IDS, c.ADJUST_SEEN, c.ADJUST_COUNT, c.ADJUST_BIAS):
         feeds[name] = np.zeros((*feeds[name].shape[:2], 1), feeds[name].dtype)

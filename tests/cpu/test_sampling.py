@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.graph import Tensor
-from dflash_trt.nets.sampling import Sampling, choose
+from dflash_trt.nets.sampling import Sampling, Special, choose
 from dflash_trt.runtime.session import StepRows
 from tiny import EngineMaker, ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
 from tiny.noise import draw_of
@@ -32,25 +32,33 @@ def draw(
     folder: Path, logits: npt.NDArray[np.float32], temperature: Any, top_k: Any, top_p: Any,
     seed: Any, positions: Any = None, min_p: Any = 0.0,
 ) -> npt.NDArray[np.int32]:  # fmt: skip
-    """Tokens [B, R] for logits [B, R, V]; the rest are per slot."""
+    """Tokens [B, R] for logits [B, R, V]; the rest are per slot. Greedy slots are not listed."""
     slots, rows, _ = logits.shape
     where = np.arange(rows) if positions is None else positions
 
-    def body(logits: Tensor, positions: Tensor, **sampling: Tensor) -> Tensor:
-        return choose(logits, Sampling(**sampling), positions)
+    def body(
+        logits: Tensor, positions: Tensor, listed: Tensor, source: Tensor, **sampling: Tensor
+    ) -> Tensor:
+        return choose(logits, positions, Special(listed, source, Sampling(**sampling)))
 
+    listed = np.flatnonzero(np.broadcast_to(temperature, slots)).astype(np.int32)
+    source = np.arange(slots, dtype=np.int32)
+    source[listed] = slots + np.arange(len(listed))
     inputs = {
         "logits": logits,
         "positions": np.broadcast_to(where, (slots, rows)).astype(np.int32),
-        "temperature": np.broadcast_to(temperature, slots).astype(np.float32),
-        "top_k": np.broadcast_to(top_k, slots).astype(np.int32),
-        "top_p": np.broadcast_to(top_p, slots).astype(np.float32),
-        "min_p": np.broadcast_to(min_p, slots).astype(np.float32),
-        "seed": np.broadcast_to(seed, slots).astype(np.int64),
+        "listed": listed,
+        "source": source,
+        "temperature": np.broadcast_to(temperature, slots).astype(np.float32)[listed],
+        "top_k": np.broadcast_to(top_k, slots).astype(np.int32)[listed],
+        "top_p": np.broadcast_to(top_p, slots).astype(np.float32)[listed],
+        "min_p": np.broadcast_to(min_p, slots).astype(np.float32)[listed],
+        "seed": np.broadcast_to(seed, slots).astype(np.int64)[listed],
     }
+    lines = ("listed", "temperature", "top_k", "top_p", "min_p", "seed")
     dims: dict[str, tuple[int | str, ...]] = {
         "logits": ("slots", "rows", logits.shape[2]), "positions": ("slots", "rows"),
-        **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed"), ("slots",)),
+        "source": ("slots",), **dict.fromkeys(lines, ("lines",)),
     }  # fmt: skip
     return run_ops(folder, body, inputs, dims)[0]
 

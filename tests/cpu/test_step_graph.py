@@ -18,7 +18,7 @@ from dflash_trt.nets.step import trace_step
 from dflash_trt.runtime.ort import OrtSession
 from tiny import PairMaker, ProbeMaker, TinyEngine, TinyPair, close
 from tiny.ops import REFERENCE_OPS
-from tiny.probe import no_adjustment
+from tiny.probe import special_lines
 
 TEXT = [5, 80, 31, 7, 99, 140, 2]
 SLIDING = {
@@ -91,7 +91,9 @@ def test_tracing_touches_no_weights_and_refers_to_all_of_them(pair: TinyPair) ->
     assert {weights.canonical(name) for name in used} == set(weights.names())
 
 
-def feeds(probe: Any, tokens: list[int], length: int, known: int, drafts: int) -> dict[str, Any]:
+def feeds(
+    probe: Any, tokens: list[int], length: int, known: int, drafts: int, temperature: float
+) -> dict[str, Any]:
     offsets = np.arange(probe.block, dtype=np.int32)
     return {
         c.TOKENS: np.array([tokens], np.int32),
@@ -100,12 +102,7 @@ def feeds(probe: Any, tokens: list[int], length: int, known: int, drafts: int) -
         c.KNOWN: np.array([known], np.int32),
         c.BLOCK_OFFSETS: offsets if drafts else offsets[:0],
         c.DRAFT_OFFSETS: offsets[1 : 1 + drafts],
-        c.TEMPERATURE: np.array([0.0], np.float32),
-        c.TOP_K: np.array([0], np.int32),
-        c.TOP_P: np.array([1.0], np.float32),
-        c.MIN_P: np.array([0.0], np.float32),
-        **no_adjustment(1, min(len(tokens), probe.block)),
-        c.SEED: np.array([3], np.int64),
+        **special_lines(1, min(len(tokens), probe.block), temperature=[temperature], seed=[3]),
         **{name: cache.copy() for name, cache in probe.caches.items()},
     }
 
@@ -120,8 +117,7 @@ def test_the_whole_graph_means_the_same_to_onnx_itself(
     evaluator = ReferenceEvaluator(str(path), new_ops=REFERENCE_OPS)
     names = [output.name for output in onnx.load(str(path)).graph.output]
     for tokens, length, known, drafts in ((TEXT, 0, 7, 3), ([9, 8, 7, 6], 7, 1, 2)):
-        given = feeds(probe, tokens, length, known, drafts)
-        given[c.TEMPERATURE] = np.array([temperature], np.float32)
+        given = feeds(probe, tokens, length, known, drafts, temperature)
         read = dict(zip(names, evaluator.run(None, given), strict=True))
         made = probe.step([tokens], [length], known=[known], drafts=drafts,
                           temperature=[temperature], seed=[3])  # fmt: skip

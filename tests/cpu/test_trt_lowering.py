@@ -73,7 +73,9 @@ def test_inputs_are_the_contract_without_what_the_engine_fixes(
             assert tuple(tensor.shape) == (-1, spec.num_heads, CAPACITY, spec.head_dim)
             assert (tensor.dtype, open_dims) == (trt.bfloat16, [c.SLOTS])
         else:
-            assert set(open_dims) <= {c.SLOTS, c.STEP_TOKENS, c.VERIFY_ROWS, c.ADJUSTED}
+            assert set(open_dims) <= {
+                c.SLOTS, c.STEP_TOKENS, c.VERIFY_ROWS, c.SPECIAL, c.ADJUSTED,
+            }  # fmt: skip
             assert "" not in open_dims
 
 

@@ -30,6 +30,8 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Work = Callable[[], None]
 
+# Inputs with a line for each special slot; there may be none.
+SPECIAL_LINES = frozenset(c.INPUTS[c.INPUTS.index(c.SPECIAL_SLOTS) :]) - {c.CHOICE_SOURCE}
 GUARD = 4096
 UNSET = 0xFF  # NaN in every floating type: memory that nobody wrote must not matter
 GUARD_BYTE = 0xA5
@@ -216,9 +218,13 @@ class FakeContext:
     def set_shape(self, name: str, shape: Shape) -> None:
         tensor = self._tensors[name]
         assert tensor.is_input
+        may_be_empty = name in SPECIAL_LINES
+        least = [0 if may_be_empty and axis == 0 else 1 for axis in range(len(shape))]
         fits = len(shape) == len(tensor.shape) and all(
-            0 < n <= most and static in (-1, n)
-            for n, static, most in zip(shape, tensor.shape, tensor.most[self._profile], strict=True)
+            low <= n <= most and static in (-1, n)
+            for low, n, static, most in zip(
+                least, shape, tensor.shape, tensor.most[self._profile], strict=True
+            )
         )
         if not fits:
             raise GpuError(f"TensorRT does not take shape {list(shape)} for {name}")

@@ -114,8 +114,35 @@ def linear_body(x: Any) -> Any:
 
 
 def cond_body(x: Any, flag: Any) -> Any:
-    return g.cond(flag, lambda: g.add(x, 1.0), lambda: g.mul(g.add(x, 1.0), 2.0))
+    """`then` is right in either case, as it must be."""
 
+    def always() -> Any:
+        return g.where(flag, g.add(x, 1.0), g.mul(g.add(x, 1.0), 2.0))
+
+    return g.cond(flag, always, lambda: g.mul(g.add(x, 1.0), 2.0))
+
+
+DEPTHS = -np.abs(RNG.normal(0, 6, (2, 3, 40))).astype(np.float32)
+DEPTHS[..., 7] = 0.0
+DEPTHS[0, 0, 30:] = DEPTHS[0, 0, 12]  # ties stay or go together
+SHARES = np.exp(DEPTHS)
+
+
+def above(x: Any, need: Any, *weight: Any) -> Any:
+    return g.cast(g.less_equal(compounds.threshold(x, need, *weight), x), DType.I32)
+
+
+def highest(need: Array, weight: Array) -> Array:
+    """The fewest of the largest that add up to what is needed."""
+    order = np.argsort(-DEPTHS, -1, kind="stable")
+    sums = np.take_along_axis(weight, order, -1).cumsum(-1, dtype=np.float64)
+    last = (sums < need).sum(-1, keepdims=True)
+    cut = np.take_along_axis(np.take_along_axis(DEPTHS, order, -1), last, -1)
+    return (cut <= DEPTHS).astype(np.int32)
+
+
+RANKS = np.array([[[15], [1], [40]], [[2], [17], [39]]], np.float32)
+MASSES = SHARES.sum(-1, keepdims=True) * np.float32([[[0.99], [0.5], [1e-6]]])
 
 X_LAST = RNG.normal(size=(2, 3, 7)).astype(np.float32)
 AT = np.array([[[0, 6], [2, 2], [5, 1]], [[3, 4], [6, 0], [1, 1]]], np.int32)
@@ -257,6 +284,8 @@ CASES: dict[str, Case] = {
     "prefix_count": simple(compounds.prefix_count,
                            np.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool),
                            wanted=np.array([2, 0, 4], np.int32)),
+    "threshold-of-ranks": simple(above, DEPTHS, RANKS, wanted=highest(RANKS, SHARES * 0 + 1)),
+    "threshold-of-masses": simple(above, DEPTHS, MASSES, SHARES, wanted=highest(MASSES, SHARES)),
     "cond-then": simple(cond_body, X, np.array(True), wanted=X + 1),
     "cond-otherwise": simple(cond_body, X, np.array(False), wanted=(X + 1) * 2),
 }  # fmt: skip

@@ -24,7 +24,10 @@ from dflash_trt.quantize.policy import bits_of
 from tiny.models import TinyPair
 
 F32 = npt.NDArray[np.float32]
-GREEDY = {c.TEMPERATURE: np.float32, c.TOP_K: np.int32, c.SEED: np.int64}
+SAMPLING = {
+    c.TEMPERATURE: (0, np.float32), c.TOP_K: (0, np.int32), c.TOP_P: (1, np.float32),
+    c.MIN_P: (0, np.float32), c.SEED: (0, np.int64),
+}  # fmt: skip
 
 
 class Probe:
@@ -83,13 +86,7 @@ class Probe:
             c.KNOWN: np.array(known, np.int32),
             c.BLOCK_OFFSETS: offsets if num_drafts else offsets[:0],
             c.DRAFT_OFFSETS: offsets[1 : 1 + num_drafts],
-            c.TOP_P: np.array(sampling.get(c.TOP_P, [1.0] * len(tokens)), np.float32),
-            c.MIN_P: np.array(sampling.get(c.MIN_P, [0.0] * len(tokens)), np.float32),
-            **no_adjustment(len(tokens), min(width, self.block)),
-            **{
-                name: np.array(sampling.get(name, [0] * len(tokens)), dtype)
-                for name, dtype in GREEDY.items()
-            },
+            **special_lines(len(tokens), min(width, self.block), **sampling),
         }
 
     def read_text(self, tokens: Sequence[int], chunks: Sequence[int]) -> list[dict[str, Any]]:
@@ -102,10 +99,19 @@ class Probe:
         return made
 
 
-def no_adjustment(slots: int, rows: int) -> dict[str, Any]:
-    """The inputs that adjust logits, of no ids."""
-    off, empty = np.zeros(slots, np.float32), np.zeros((slots, rows, 0), np.float32)
+def special_lines(slots: int, rows: int, **sampling: Any) -> dict[str, Any]:
+    """The inputs of the slots that sample: settings per slot, by name. None of them is adjusted."""
+    heat = sampling.get(c.TEMPERATURE, [0.0] * slots)
+    listed = [slot for slot in range(slots) if heat[slot] > 0]
+    source = [slots + listed.index(slot) if slot in listed else slot for slot in range(slots)]
+    off, empty = np.zeros(len(listed), np.float32), np.zeros((len(listed), rows, 0), np.float32)
     return {
+        c.SPECIAL_SLOTS: np.array(listed, np.int32),
+        c.CHOICE_SOURCE: np.array(source, np.int32),
+        **{
+            name: np.array([sampling.get(name, [default] * slots)[i] for i in listed], dtype)
+            for name, (default, dtype) in SAMPLING.items()
+        },
         c.REPETITION: off + 1,
         c.PRESENCE: off,
         c.FREQUENCY: off,
@@ -121,8 +127,7 @@ def taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
     head = _product(graph, "target.lm_head.weight")
     fuse = _product(graph, "drafter.fc.weight")
     final = _normed(graph, "drafter.norm.weight")
-    plain = [node.attrs["otherwise"].nodes for node in graph.nodes if node.op == "cond"]
-    choices = [nodes[0] for nodes in plain if nodes and nodes[0].op == "argmax"]
+    choices = [node for node in graph.nodes if node.op == "argmax"]
     assert len(choices) == 2, "one greedy choice each of target and drafter"
     joined = next(node for node in graph.nodes if fuse.inputs[0] in node.outputs)
     assert len(joined.inputs) == num_features

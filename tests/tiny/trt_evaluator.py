@@ -3,7 +3,8 @@
 The TensorRT lowering is proved with it where there is no GPU. It reads what the network holds and
 knows nothing of how it was made. It refuses what TensorRT leaves undefined (indices out of range,
 rows past a cache's end, a query without keys, integer overflow) and every layer that it does not
-know. In-place cache updates write to the arrays that were fed.
+know. Tensors are empty only where an input is. In-place cache updates write to the arrays that
+were fed.
 """
 
 from __future__ import annotations
@@ -130,10 +131,11 @@ class NetworkEvaluator:
         require(set(feeds) == set(self.inputs), f"inputs {sorted(set(feeds) ^ set(self.inputs))}")
         values = dict(self._constants)
         dims: dict[str, int] = {}
+        empty = not all(array.size for array in feeds.values())
         for name, tensor in self.inputs.items():
             array = feeds[name]
             require(array.dtype == numpy_type(tensor.dtype), f"{name} is fed {array.dtype}")
-            _check_shape(name, tuple(tensor.shape), array)
+            _check_shape(name, tuple(tensor.shape), array, empty)
             for axis, length in enumerate(array.shape):
                 dim = tensor.get_dimension_name(axis)
                 known = dims.setdefault(dim, length) if dim else length
@@ -141,7 +143,7 @@ class NetworkEvaluator:
             values[tensor] = array
         with np.errstate(all="ignore"):
             for step in self._live:
-                self._run(step, values)
+                self._run(step, values, empty)
         wanted = {name: values[tensor] for name, tensor in self.outputs.items()}
         named = {tensor.name: array for tensor, array in values.items()} if taps else {}
         return wanted | {name: named[name] for name in taps}
@@ -162,14 +164,14 @@ class NetworkEvaluator:
             shapes=[_shape(layer, tensor) for tensor in outputs],
         )
 
-    def _run(self, step: _Step, values: dict[Any, Array]) -> None:
+    def _run(self, step: _Step, values: dict[Any, Array], empty: bool = False) -> None:
         inputs = [None if tensor is None else values[tensor] for tensor in step.inputs]
         try:
             made = step.evaluate(step.layer, inputs)
             require(len(made) == len(step.outputs), f"{len(made)} results")
             for index, array in enumerate(made):
                 values[step.outputs[index]] = narrow(array, step.types[index])
-                _check_shape(step.name, step.shapes[index], array)
+                _check_shape(step.name, step.shapes[index], array, empty)
         except Exception as error:
             error.add_note(f"in {step.kind} {step.name!r}, inputs {[_about(x) for x in inputs]}")
             raise
@@ -186,11 +188,11 @@ def _shape(layer: Any, tensor: Any) -> tuple[int, ...]:
         raise EvaluationError(f"layer {layer.name}: TensorRT refuses it") from error
 
 
-def _check_shape(name: str, declared: tuple[int, ...], array: Array) -> None:
+def _check_shape(name: str, declared: tuple[int, ...], array: Array, empty: bool) -> None:
     fits = len(declared) == array.ndim and all(map(_is_of, array.shape, declared))
     if not fits:
         raise EvaluationError(f"{name} is {array.shape}, TensorRT says {declared}")
-    if not array.size:
+    if not (array.size or empty):
         raise EvaluationError(f"{name} is empty: {array.shape}")
 
 

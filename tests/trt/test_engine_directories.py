@@ -70,7 +70,7 @@ def test_the_manifest_is_the_contract(engine: EngineDir) -> None:
         assert (tensors[spec.name]["dtype"], tensors[spec.name]["dims"]) == ("bf16", shape)
         assert tensors[spec.output]["mode"] == "output"
     assert tensors[c.TOKENS]["dims"] == [c.SLOTS, c.STEP_TOKENS]
-    assert tensors[c.ADJUST_IDS]["dims"] == [c.SLOTS, c.VERIFY_ROWS, c.ADJUSTED]
+    assert tensors[c.ADJUST_IDS]["dims"] == [c.SPECIAL, c.VERIFY_ROWS, c.ADJUSTED]
     assert tensors[c.NEXT]["dims"][1] == config.choices.block
     block, chunk, slots = (
         getattr(config.choices, name) for name in ("block", "prefill_chunk", "max_slots")
