@@ -35,7 +35,7 @@ from dflash_trt.config import (
 )
 from dflash_trt.flavor import PRECISION_TABLE, device_of, load_flavor
 from dflash_trt.lower.trt import lower_to_trt, step_fixed
-from dflash_trt.lower.trt_weights import TrtWeights
+from dflash_trt.lower.trt_weights import Stack, TrtWeights
 from dflash_trt.nets.step import trace_step
 from dflash_trt.quantize.floats import FP4_BLOCK, Fp8Weight, Nvfp4Weight
 from dflash_trt.quantize.policy import format_of
@@ -99,21 +99,21 @@ class RandomWeights(TrtWeights):
             self._dense[key] = self.keep(self._region(shape, dtype, mask, unsigned))
         return self._dense[key].reshape(shape)
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> Fp8Weight | Nvfp4Weight | None:
+    def quantized(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Stack | None:
         """Random codes and scales."""
-        owner = self.canonical(name)
-        kind = self._format_of(owner)
+        owners = tuple(self.canonical(name) for name in names)
+        kind, rows = self.format_of(names[0]), sum(sizes)
         if kind is None:
             return None
-        rows, columns = shape
-        if owner not in self._quantized:
+        if owners not in self._quantized:
+            packed: Fp8Weight | Nvfp4Weight
             if kind == "fp8":
-                self._quantized[owner] = Fp8Weight(self._fp8((rows, columns)), 2.0**-8)
+                packed = Fp8Weight(self._fp8((rows, width)), 2.0**-8)
             else:
-                codes = self._region((rows, columns // 2), np.dtype(np.uint8), 0xFF, np.uint8)
-                scales = self._fp8((rows, columns // FP4_BLOCK))
-                self._quantized[owner] = Nvfp4Weight(codes, scales, 2.0**-8)
-        return self._quantized[owner]
+                codes = self._region((rows, width // 2), np.dtype(np.uint8), 0xFF, np.uint8)
+                packed = Nvfp4Weight(codes, self._fp8((rows, width // FP4_BLOCK)), 2.0**-8)
+            self._quantized[owners] = Stack(packed, (1.0,) * len(sizes))
+        return self._quantized[owners]
 
     def _fp8(self, shape: tuple[int, int]) -> Array:
         return self._region(shape, np.dtype(ml_dtypes.float8_e4m3fn), BYTE_MASK, np.uint8)

@@ -6,18 +6,21 @@ its largest magnitude, so that constant scales fit every row, and the product is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflash_trt.errors import NoLowering
 from dflash_trt.graph import DType, LinearWeight, Node
 from dflash_trt.lower.trt_emitter import Emitter, TrtEmitter, TrtTensor
-from dflash_trt.lower.trt_math import binary, reduced, unary
+from dflash_trt.lower.trt_math import binary, last_slice, reduced, unary
+from dflash_trt.lower.trt_weights import Stack
 from dflash_trt.quantize.floats import FP4_BLOCK, Fp8Weight, Nvfp4Weight
 
 # Scales of activations in [-1, 1]: powers of two, exact in every type, that clip nothing.
 _FP8_SCALE = 2.0**-8
 _NVFP4_SCALE = 2.0**-11
-_TINY = 1e-12  # the scale of a row that is zero
+_TINY = 2.0**-24  # the scale of a row that is zero: FP16's smallest number
 
 
 def _embedding(low: TrtEmitter, node: Node) -> list[TrtTensor]:
@@ -28,39 +31,67 @@ def _embedding(low: TrtEmitter, node: Node) -> list[TrtTensor]:
 
 
 def _linear(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    """A product for each weight: TensorRT merges those of one input by itself.
+    """FP8 weights of one input are one product. TensorRT merges 16-bit ones by itself; with NVFP4
+    ones on top of each other it does not come to an end.
 
     A product is computed in the type of its input, then cast: a head's logits are sums in FP32,
     rounded once to the compute type. A 16-bit weight with an FP32 result would be stored in 32.
     """
-    x = low.value(node.inputs[0], node)
-    return [_one(low, node, x, weight) for weight in node.attrs["weights"]]
+    x, weights = low.value(node.inputs[0], node), node.attrs["weights"]
+    names = [weight.name for weight in weights]
+    if x.shape[-1] < 0:
+        raise NoLowering(f"the inner dim of {names[0]} must be known to lower a product")
+    is_fp8 = all(low.weights.format_of(name) == "fp8" for name in names)
+    # What another product reads too would be stored twice.
+    is_apart = low.repeated.isdisjoint(low.weights.reader.canonical(name) for name in names)
+    groups = [weights] if is_fp8 and is_apart else [(weight,) for weight in weights]
+    return [part for group in groups for part in _products(low, node, x, group)]
 
 
-def _one(low: TrtEmitter, node: Node, x: TrtTensor, weight: LinearWeight) -> TrtTensor:
-    width = x.shape[-1]
-    if width < 0:
-        raise NoLowering(f"the inner dim of {weight.name} must be known to lower a product")
-    shape = (weight.out_features, width)
-    part = ".".join(weight.name.split(".")[-2:-1])
-    act = low.types[DType.ACT]
-    packed = low.weights.quantized(weight.name, shape) if x.dtype == act else None
-    if packed is not None:
-        unit, peak = _unit_rows(low, node, x)
-        if isinstance(packed, Fp8Weight):
-            inputs = _fp8_rows(low, node, unit), _fp8_matrix(low, node, weight.name, packed)
-        else:
-            inputs = _nvfp4_rows(low, node, unit), _nvfp4_matrix(low, node, weight.name, packed)
-        product = _matmul(low, node, *inputs, part)
-        full = low.cast(product, low.trt.DataType.FLOAT, node)
-        product = low.cast(binary(low, node, "PROD", full, peak), act, node)
+def _products(
+    low: TrtEmitter, node: Node, x: TrtTensor, weights: Sequence[LinearWeight]
+) -> list[TrtTensor]:
+    width, act = x.shape[-1], low.types[DType.ACT]
+    names = [weight.name for weight in weights]
+    sizes = [weight.out_features for weight in weights]
+    stack = low.weights.quantized(names, sizes, width) if x.dtype == act else None
+    if stack is None:
+        parts = [
+            _matmul(low, node, x, _dense(low, name, (size, width), x.dtype, len(x.shape)), [name])
+            for name, size in zip(names, sizes, strict=True)
+        ]
     else:
-        matrix = _dense(low, weight.name, shape, x.dtype, len(x.shape))
-        product = _matmul(low, node, x, matrix, part)
+        parts = _quantized(low, node, x, names, sizes, stack)
+    return [_finished(low, node, part, weight) for part, weight in zip(parts, weights, strict=True)]
+
+
+def _finished(low: TrtEmitter, node: Node, product: TrtTensor, weight: LinearWeight) -> TrtTensor:
     if weight.bias is not None:
-        bias = _dense(low, weight.bias, (weight.out_features,), product.dtype, len(x.shape))
+        shape = (weight.out_features,)
+        bias = _dense(low, weight.bias, shape, product.dtype, len(product.shape))
         product = binary(low, node, "SUM", product, bias)
     return low.cast(product, low.types[node.outputs[0].dtype], node)
+
+
+def _quantized(
+    low: TrtEmitter, node: Node, x: TrtTensor, names: Sequence[str], sizes: Sequence[int],
+    stack: Stack,
+) -> list[TrtTensor]:  # fmt: skip
+    """One product, cut in parts. A part's own scale over the stack's is a power of two."""
+    unit, peak = _unit_rows(low, node, x)
+    stem = "/" + "+".join(low.weights.reader.canonical(name) for name in names)
+    if isinstance(stack.packed, Fp8Weight):
+        inputs = _fp8_rows(low, node, unit), _fp8_matrix(low, node, stem, stack.packed)
+    else:
+        inputs = _nvfp4_rows(low, node, unit), _nvfp4_matrix(low, node, stem, stack.packed)
+    product = _matmul(low, node, *inputs, names)
+    parts = []
+    for start, size, factor in zip(np.cumsum([0, *sizes]), sizes, stack.factors, strict=False):
+        part = product if len(sizes) == 1 else last_slice(low, node, product, int(start), size)
+        ratio = low.const(np.full((1,) * len(x.shape), factor), x.dtype, node)
+        scale = peak if factor == 1 else binary(low, node, "PROD", peak, ratio)
+        parts.append(binary(low, node, "PROD", part, scale))
+    return parts
 
 
 def _dense(
@@ -72,9 +103,12 @@ def _dense(
     return low.stored(array, dtype, full, f"/{low.weights.reader.canonical(name)}")
 
 
-def _matmul(low: TrtEmitter, node: Node, x: TrtTensor, w: TrtTensor, part: str) -> TrtTensor:
+def _matmul(
+    low: TrtEmitter, node: Node, x: TrtTensor, w: TrtTensor, names: Sequence[str]
+) -> TrtTensor:
     """x @ w.T."""
     op = low.trt.MatrixOperation
+    part = "+".join(".".join(name.split(".")[-2:-1]) for name in names)
 
     def make() -> TrtTensor:
         return low.network.add_matrix_multiply(x, op.NONE, w, op.TRANSPOSE)
@@ -90,13 +124,15 @@ def _dequantized(
 
 
 def _unit_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> tuple[TrtTensor, TrtTensor]:
-    """x with each row divided by its largest magnitude, and those magnitudes in FP32."""
-    full = low.trt.DataType.FLOAT
-    peak = low.cast(reduced(low, node, "MAX", unary(low, node, "ABS", x), True), full, node)
-    tiny = low.const(np.full((1,) * len(x.shape), _TINY), full, node)
+    """x with each row divided by its largest magnitude, and those magnitudes.
+
+    All in the type of x, which holds its own magnitudes exactly; a quotient or a product of two
+    16-bit numbers is rounded once either way.
+    """
+    peak = reduced(low, node, "MAX", unary(low, node, "ABS", x), True)
+    tiny = low.const(np.full((1,) * len(x.shape), _TINY), x.dtype, node)
     peak = binary(low, node, "MAX", peak, tiny)
-    unit = binary(low, node, "DIV", low.cast(x, full, node), peak)
-    return low.cast(unit, x.dtype, node), peak
+    return binary(low, node, "DIV", x, peak), peak
 
 
 def _fp8_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
@@ -107,8 +143,8 @@ def _fp8_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
     return _dequantized(low, node, codes, scale, x.dtype)
 
 
-def _fp8_matrix(low: TrtEmitter, node: Node, name: str, weight: Fp8Weight) -> TrtTensor:
-    types, stem = low.trt.DataType, f"/{low.weights.reader.canonical(name)}"
+def _fp8_matrix(low: TrtEmitter, node: Node, stem: str, weight: Fp8Weight) -> TrtTensor:
+    types = low.trt.DataType
     codes = low.stored(weight.codes, types.FP8, (1, *weight.codes.shape), f"{stem}/codes")
     scale = low.const(weight.scale, types.FLOAT, node)
     return _dequantized(low, node, codes, scale, low.types[DType.ACT])
@@ -129,9 +165,9 @@ def _nvfp4_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
     return _dequantized(low, node, codes, scales, x.dtype)
 
 
-def _nvfp4_matrix(low: TrtEmitter, node: Node, name: str, weight: Nvfp4Weight) -> TrtTensor:
+def _nvfp4_matrix(low: TrtEmitter, node: Node, stem: str, weight: Nvfp4Weight) -> TrtTensor:
     """Both scales in the compute type: TensorRT has no rule for FP32 ones with a 16-bit result."""
-    types, stem = low.trt.DataType, f"/{low.weights.reader.canonical(name)}"
+    types = low.trt.DataType
     act = low.types[DType.ACT]
     num_rows, num_blocks = weight.block_scales.shape
     codes = low.stored(weight.codes, types.FP4, (1, num_rows, num_blocks * FP4_BLOCK),

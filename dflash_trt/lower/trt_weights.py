@@ -7,6 +7,7 @@ the compute type is handed over straight from the mapped checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -36,6 +37,24 @@ _QUANTIZERS: dict[str, Callable[[F32], Fp8Weight | Nvfp4Weight]] = {
     "fp8": quantize_fp8,
     "nvfp4": quantize_nvfp4,
 }
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Quantized weights of one input as one, whose part i is `factors[i]` times as large."""
+
+    packed: Fp8Weight | Nvfp4Weight
+    factors: tuple[float, ...]
+
+
+def stacked(parts: Sequence[Fp8Weight | Nvfp4Weight]) -> Stack:
+    """One weight, or FP8 ones on top of each other: the codes stay, scales are powers of two."""
+    scale = parts[0].scale
+    factors = tuple(part.scale / scale for part in parts)
+    packed = parts[0]
+    if len(parts) > 1:
+        packed = Fp8Weight(np.concatenate([part.codes for part in parts]), scale)
+    return Stack(packed, factors)
 
 
 class TensorFacts(Protocol):
@@ -76,7 +95,7 @@ class TrtWeights:
         self.kept: list[Array] = []
         self._format_of = format_of
         self._dense: dict[object, Array] = {}
-        self._quantized: dict[str, Fp8Weight | Nvfp4Weight] = {}
+        self._quantized: dict[tuple[str, ...], Stack] = {}
 
     def keep(self, array: Array) -> Array:
         """The same values at an address that stays valid and aligned."""
@@ -96,15 +115,23 @@ class TrtWeights:
                 self._dense[key] = self.keep(self._converted(owner, shape, dtype))
         return self._dense[key].reshape(shape)
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> Fp8Weight | Nvfp4Weight | None:
-        """The quantized form of a weight [out, in], or None where it stays in the compute type."""
-        owner = self.reader.canonical(name)
-        kind = self._format_of(owner)
-        if kind is None or shape[1] % FP4_BLOCK:
+    def format_of(self, name: str) -> str | None:
+        """How a weight is quantized, None if it is not."""
+        return self._format_of(self.reader.canonical(name))
+
+    def quantized(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Stack | None:
+        """A weight [size, width], or several of FP8, each quantized on its own and stacked.
+
+        None where they stay in the compute type.
+        """
+        owners = tuple(self.reader.canonical(name) for name in names)
+        kind = self.format_of(names[0])
+        if kind is None or width % FP4_BLOCK:
             return None
-        if owner not in self._quantized:
-            self._quantized[owner] = _QUANTIZERS[kind](self.reader.read(owner))
-        return self._quantized[owner]
+        if owners not in self._quantized:
+            quantize = _QUANTIZERS[kind]
+            self._quantized[owners] = stacked([quantize(self.reader.read(o)) for o in owners])
+        return self._quantized[owners]
 
     def _converted(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         result = np.empty(shape, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -128,3 +129,28 @@ def test_quantized_products(form: str, least: float, most: float, compute: str) 
         assert np.sqrt(squares.max()) < most
         assert np.sqrt(squares.min()) > least
     np.testing.assert_array_equal(biased[0, 5], held["bias"].astype(TYPES[compute]))
+
+
+@pytest.mark.parametrize("compute", TYPES)
+def test_fp8_weights_of_one_input_give_the_bits_that_each_gives_alone(compute: str) -> None:
+    """Their scales are unlike; a weight that another product reads too stands alone."""
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(2, 3, 64)).astype(np.float32)
+    held = {
+        name: rng.normal(0, scale, (size, 64)).astype(np.float32)
+        for name, scale, size in (("p.a.w", 0.02, 32), ("p.b.w", 1.5, 16), ("p.c.w", 0.3, 48))
+    }
+    weights = [LinearWeight(name, len(weight)) for name, weight in held.items()]
+
+    def body(x: Tensor, *groups: list[LinearWeight]) -> list[Tensor]:
+        act = g.cast(x, DType.ACT)
+        return [g.cast(y, DType.F32) for group in groups for y in g.linear(act, group)]
+
+    run = partial(run_ops_trt, inputs={"x": x}, dims={"x": ("b", "s", 64)}, weights=held,
+                  quantized="fp8", compute=compute)  # fmt: skip
+    together = run(lambda x: body(x, weights))
+    alone = run(lambda x: body(x, *([weight] for weight in weights)))
+    twice = run(lambda x: body(x, weights, weights[:1]))
+    for found, again, wanted in zip(together, twice, alone, strict=False):
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(again, wanted)

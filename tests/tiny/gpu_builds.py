@@ -17,8 +17,8 @@ from dflash_trt.config import (
     TargetConfig,
 )
 from dflash_trt.engine_dir import EngineDir
-from dflash_trt.lower.trt_weights import TrtWeights
-from dflash_trt.quantize.floats import Fp8Weight, Nvfp4Weight, quantize_fp8, quantize_nvfp4
+from dflash_trt.lower.trt_weights import Stack, TrtWeights, stacked
+from dflash_trt.quantize.floats import quantize_fp8, quantize_nvfp4
 
 GpuBuild = Callable[..., EngineDir]
 GPU_CHOICES: dict[str, Any] = {
@@ -78,7 +78,7 @@ class RandomWeights(TrtWeights):
         super().__init__(self, format_of)  # type: ignore[arg-type]  # only `canonical` is used
         self._facts = pair
         self._values: dict[tuple[int, ...], npt.NDArray[np.float32]] = {}
-        self._packed: dict[object, Fp8Weight | Nvfp4Weight] = {}
+        self._packed: dict[object, Stack] = {}
 
     def canonical(self, name: str) -> str:
         """The owner of a shared tensor."""
@@ -98,15 +98,16 @@ class RandomWeights(TrtWeights):
             self._dense[key] = self.keep(self._random(shape).astype(dtype))
         return self._dense[key].reshape(shape)
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> Fp8Weight | Nvfp4Weight | None:
+    def quantized(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Stack | None:
         """Random values through the real quantizers."""
-        kind = self._format_of(self.canonical(name))
+        kind = self.format_of(names[0])
         if kind is None:
             return None
-        if (kind, shape) not in self._packed:
+        key = (kind, *sizes, width)
+        if key not in self._packed:
             quantize = {"fp8": quantize_fp8, "nvfp4": quantize_nvfp4}[kind]
-            self._packed[kind, shape] = quantize(self._random(shape))
-        return self._packed[kind, shape]
+            self._packed[key] = stacked([quantize(self._random((n, width))) for n in sizes])
+        return self._packed[key]
 
     def _random(self, shape: Sequence[int]) -> npt.NDArray[np.float32]:
         key = tuple(shape)
