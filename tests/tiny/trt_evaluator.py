@@ -3,8 +3,8 @@
 The TensorRT lowering is proved with it where there is no GPU. It reads what the network holds and
 knows nothing of how it was made. It refuses what TensorRT leaves undefined (indices out of range,
 rows past a cache's end, a query without keys, integer overflow) and every layer that it does not
-know. Tensors are empty only where an input is. In-place cache updates write to the arrays that
-were fed.
+know. Tensors may be empty where an input is along a dim that may be. In-place cache updates
+write to the arrays that were fed.
 """
 
 from __future__ import annotations
@@ -100,9 +100,15 @@ def layers_of(network: Any, trt: Any) -> list[Any]:
 class NetworkEvaluator:
     """A network definition that can be run on arrays; constants are folded once."""
 
-    def __init__(self, network: Any, trt: Any, *, ties: str = "higher") -> None:
-        """Take a network of `trt` (the flavour's module); `ties`: see `trt_layers.topk`."""
+    def __init__(
+        self, network: Any, trt: Any, *, ties: str = "higher", may_be_empty: str = ""
+    ) -> None:
+        """Take a network of `trt` (the flavour's module); `ties`: see `trt_layers.topk`.
+
+        `may_be_empty` names the dim of inputs whose profiles begin at 0.
+        """
         self.definition = network
+        self._may_be_empty = may_be_empty
         self._trt = trt
         self._evaluators = {kind: evaluate for kind, (_, evaluate) in LAYERS.items()}
         self._evaluators["TOPK"] = partial(trt_layers.topk, ties=ties)
@@ -131,7 +137,11 @@ class NetworkEvaluator:
         require(set(feeds) == set(self.inputs), f"inputs {sorted(set(feeds) ^ set(self.inputs))}")
         values = dict(self._constants)
         dims: dict[str, int] = {}
-        empty = not all(array.size for array in feeds.values())
+        empty = any(
+            not length and tensor.get_dimension_name(axis) == self._may_be_empty
+            for name, tensor in self.inputs.items()
+            for axis, length in enumerate(feeds[name].shape[: len(tensor.shape)])
+        )
         for name, tensor in self.inputs.items():
             array = feeds[name]
             require(array.dtype == numpy_type(tensor.dtype), f"{name} is fed {array.dtype}")

@@ -41,7 +41,7 @@ def evaluator_of(
     fixed: Fixed | None = None,
     decompose: Collection[str] = (),
     change: Callable[[Any], None] | None = None,
-    ties: str = "higher",
+    **evaluator: Any,
 ) -> NetworkEvaluator:
     """The evaluator of a graph's network, which `change` may spoil before."""
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
@@ -50,7 +50,7 @@ def evaluator_of(
     lower_to_trt(graph, network, trt, weights, compute, fixed, decompose)
     if change is not None:
         change(network)
-    return NetworkEvaluator(network, trt, ties=ties)
+    return NetworkEvaluator(network, trt, **evaluator)
 
 
 def run_ops_trt(

@@ -86,6 +86,7 @@ def _made(
         TrtWeights(read.weights(), formats),
         compute,
         fixed=step_fixed(choices.block, rows),
+        may_be_empty=c.SPECIAL,
         **options,
     )
 
