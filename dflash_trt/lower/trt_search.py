@@ -38,7 +38,8 @@ def _threshold(low: TrtEmitter, node: Node) -> list[TrtTensor]:
         total = reduced(low, node, "SUM", select(low, node, below, zero, weights), True)
         lacks = binary(low, node, "GREATER", need, total)
         gained = select(low, node, lacks, zero, number(digits[-1]))
-        gained = reduced(low, node, "SUM", gained, True, axes=1 << (rank - 1))
+        if len(steps) > 1:  # beside the noise, TensorRT-RTX 1.7 cannot build a sum over one element
+            gained = reduced(low, node, "SUM", gained, True, axes=1 << (rank - 1))
         found = binary(low, node, "SUM", found, gained)
     return [reshaped(low, node, found, [*lead, 1])]
 

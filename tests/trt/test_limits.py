@@ -21,7 +21,7 @@ from dflash_trt.graph import DType, Graph, Node, Shape, Tensor, tracing
 from dflash_trt.lower.trt import lower_to_trt
 from dflash_trt.lower.trt_limits import check_sizes
 from dflash_trt.lower.trt_weights import TrtWeights
-from dflash_trt.nets.sampling import Sampling, choose
+from dflash_trt.nets.sampling import Sampling, Special, choose
 from tiny import PairMaker
 from tiny.gpu_builds import GEOMETRIES, GPU_CHOICES
 from tiny.trt_ops import StoredArrays
@@ -114,8 +114,12 @@ def test_no_sum_in_the_sampler_is_over_one_element(vocab: int) -> None:
     with tracing(graph):
         logits: Tensor = graph.add_input("logits", (B, S, vocab), DType.F32)
         positions = graph.add_input("positions", (B, S), DType.I32)
-        sampling = Sampling(**{name: graph.add_input(name, (B,), t) for name, t in kinds.items()})
-        graph.add_output("token", choose(logits, sampling, positions))
+        sampling = Sampling(**{n: graph.add_input(n, (c.SPECIAL,), t) for n, t in kinds.items()})
+        slots, source = (
+            graph.add_input(name, (dim,), DType.I32)
+            for name, dim in ((c.SPECIAL_SLOTS, c.SPECIAL), (c.CHOICE_SOURCE, B))
+        )
+        graph.add_output("token", choose(logits, positions, Special(slots, source, sampling)))
     sums = [node for node in every_node(graph) if node.op == "reduce_sum"]
     assert sums
     assert all(node.inputs[0].shape[-1] != 1 for node in sums)
