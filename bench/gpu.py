@@ -100,7 +100,9 @@ def measure(
     plain = opener(0)
     graphed = opener(64)
     few = prompts[:4]
-    slots = [n for n in SLOTS if n <= graphed.session.limits.max_slots]
+    limits = graphed.session.limits
+    slots = [n for n in SLOTS if n <= limits.max_slots]
+    widths = [w for w in widths if w <= limits.block]
     parts: list[tuple[str, Callable[[], Any]]] = [
         ("equality", lambda: measures.equality(cpu, graphed, prompts, tokens)),
         ("graphs_change_nothing", lambda: _same_tokens(plain, graphed, few, tokens)),

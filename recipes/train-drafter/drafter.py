@@ -14,6 +14,15 @@ from transformers import Qwen3Config
 
 MASK_TOKEN = "<empty_output>"
 
+FACTS = (
+    "architectures", "attention_bias", "block_size", "bos_token_id", "dflash_config", "dtype",
+    "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
+    "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers",
+    "num_key_value_heads", "num_target_layers", "rms_norm_eps", "sliding_window",
+    "tie_word_embeddings", "vocab_size",
+)  # fmt: skip
+"""What config.json says, besides rope_theta."""
+
 
 def make_config(
     target: Any, layer_ids: tuple[int, ...], mask_token_id: int, *, layers: int, block: int,
@@ -100,10 +109,12 @@ def load(folder: Path, block: int | None = None) -> DFlashDraftModel:
 def save(drafter: DFlashDraftModel, folder: Path) -> None:
     """Write config.json and BF16 weights; each file appears whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = drafter.config.to_dict()
-    facts = {key: value for key, value in facts.items() if key not in ("transformers_version",)}
+    config = drafter.config.to_dict()
+    facts = {name: config[name] for name in FACTS}
+    facts["rope_theta"] = config["rope_parameters"]["rope_theta"]
     part = folder / "model.part"
     tensors = {k: v.bfloat16().contiguous().cpu() for k, v in drafter.state_dict().items()}
     save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # safetensors makes files for their owner alone
     os.replace(part, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")

@@ -30,7 +30,9 @@ def main() -> None:
     engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engines)}
     params = SamplingParams(max_tokens=args.tokens)
     report: dict[str, Any] = {}
-    for kind, prompts in prompt_sets().items():
+    sets = prompt_sets()
+    for kind in args.sets or sets:
+        prompts = sets[kind]
         rows: list[dict[str, Any]] = []
         for prompt in track(prompts[: args.prompts], kind):
             rows.append(_one_prompt(engines, args.widths, prompt, params))
@@ -87,6 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("engines", nargs="+", metavar="NAME=DIR")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--widths", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8, 16])
+    parser.add_argument("--sets", nargs="+", choices=list(prompt_sets()), help="default: all")
     parser.add_argument("--prompts", type=int, default=1000, help="of each set, at most")
     parser.add_argument("--tokens", type=int, default=128)
     return parser.parse_args()

@@ -20,7 +20,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = json.loads(args.curve.read_text())
     seen = [row["anchors"] / 1000 for row in rows]
-    left_axis = plt.figure(figsize=(7, 4), layout="constrained").subplots()
+    figure = plt.figure(figsize=(7, 4), layout="constrained")
+    left_axis = figure.subplots()
     right_axis = left_axis.twinx()
     lines = [
         *left_axis.plot(seen, [row["loss"] for row in rows], "C7", label="training loss (left)"),
@@ -31,7 +32,7 @@ def main() -> None:
     ]  # fmt: skip
     left_axis.set(xlabel="anchors seen, thousands", ylabel="loss")
     right_axis.set(ylabel="tokens a step")
-    left_axis.legend(lines, [line.get_label() for line in lines], loc="center right")
+    figure.legend(handles=lines, loc="outside lower center", ncols=3, fontsize="small")
     plt.savefig(args.output)
 
 

@@ -49,13 +49,13 @@ def test_int4_weights_are_the_checkpoints_own(make_engine: Any, target: Any, pro
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_lossless_at_every_width(precision: str, make_engine: Any, prompts: Any) -> None:
     engine, params = make_engine(precision), SamplingParams(max_tokens=32)
-    for width in (4, 16):
+    for width in (4, engine.session.limits.block):
         report = verify(engine, prompts[:3], params, width=width)
         assert report.lossless, report.mismatches
         assert report.tokens >= 60
         # A wrong feature, position or mask would still be lossless, but not accepted.
         assert report.acceptance_length is not None
-        assert report.acceptance_length > 1.25
+        assert report.acceptance_length > 1.5
 
 
 def test_sampling_is_the_same_with_and_without_drafter(make_engine: Any, prompts: Any) -> None:
