@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import command
 from evaluation import prompt_sets
 from rich.progress import track
 
@@ -27,7 +28,7 @@ from dflash_trt.decode.request import SamplingParams
 def main() -> None:
     """Run all and print the tables."""
     args = arguments()
-    engines = {name: Engine.load(Path(path)) for name, path in (e.split("=") for e in args.engines)}
+    engines = {name: Engine.load(path) for name, path in args.engines}
     params = SamplingParams(max_tokens=args.tokens)
     report: dict[str, Any] = {}
     sets = prompt_sets()
@@ -86,7 +87,7 @@ def _added(runs: list[dict[str, Any]], name: str) -> list[int]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engines", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("engines", nargs="+", metavar="NAME=DIR", type=command.named_engine)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--widths", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8, 16])
     parser.add_argument("--sets", nargs="+", choices=list(prompt_sets()), help="default: all")
@@ -96,4 +97,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -9,13 +9,14 @@ import argparse
 import json
 from pathlib import Path
 
+import command
 import matplotlib.pyplot as plt
 
 
 def main() -> None:
     """Draw loss and acceptance over anchors seen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("curve", type=Path)
+    parser.add_argument("curve", type=command.existing_file)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
     rows = json.loads(args.curve.read_text())
@@ -37,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

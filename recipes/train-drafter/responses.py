@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from command import existing_file, minutes, positive, run
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
 from scripts import Script, read_scripts
@@ -241,19 +242,24 @@ def arguments() -> argparse.Namespace:
     on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("scripts", type=Path)
+    add("scripts", type=existing_file)
     add("-o", "--output", type=Path, required=True, help="folder of the shards")
     add("--recipe", default="smollm2-135m", help="whose target answers")
-    add("--workers", type=int, default=1 if on_gpu else cores, help="processes")
-    add("--threads", type=int, default=cores, help="of all workers together")
-    add("--slots", type=int, default=512 if on_gpu else 128, help="texts at once, of a worker")
+    add("--workers", type=positive, default=1 if on_gpu else cores, help="processes")
+    add("--threads", type=positive, default=cores, help="of all workers together")
+    add(
+        "--slots",
+        type=positive,
+        default=512 if on_gpu else 128,
+        help="texts at once, of a worker",
+    )
     add("--max-tokens", type=int, default=320, help="of a whole text")
-    add("--user", type=int, default=96, help="longest message that the target makes up")
-    add("--answer", type=int, default=192, help="longest answer")
-    add("--minutes", type=float, help="stop after so long; run again to go on")
+    add("--user", type=positive, default=96, help="longest message that the target makes up")
+    add("--answer", type=positive, default=192, help="longest answer")
+    add("--minutes", type=minutes, help="stop after so long; run again to go on")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command import minutes, positive, run
+
 HERE = Path(__file__).parent
 RESPONSES = 0.45
 """Share of the time that goes into responses; the rest trains."""
@@ -22,8 +24,10 @@ def main() -> None:
     """Run the three scripts one after another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for all of it")
-    parser.add_argument("--minutes", type=float, default=12)
-    parser.add_argument("--count", type=int, default=100_000, help="scripts, more than time allows")
+    parser.add_argument("--minutes", type=minutes, default=12)
+    parser.add_argument(
+        "--count", type=positive, default=100_000, help="scripts, more than time allows"
+    )
     parser.add_argument("--recipe", default="smollm2-135m", help="whose target is drafted for")
     parser.add_argument(
         "--init", help="a drafter to start from; default: an earlier call's, or the target"
@@ -36,8 +40,8 @@ def main() -> None:
         _run("scripts.py", "-o", scripts, "--count", args.count, recipe)
     _run("responses.py", scripts, "-o", data, "--minutes", args.minutes * RESPONSES, recipe)
     start = args.init or (drafter if (drafter / "model.safetensors").exists() else "target")
-    minutes = args.minutes * (1 - RESPONSES)
-    _run("train.py", data, "-o", drafter, "--minutes", minutes, "--init", start, recipe)
+    rest = args.minutes * (1 - RESPONSES)
+    _run("train.py", data, "-o", drafter, "--minutes", rest, "--init", start, recipe)
     print(f"{drafter}: build it with dflash-trt build --target {args.recipe} --drafter {drafter}")
 
 
@@ -48,4 +52,4 @@ def _run(script: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

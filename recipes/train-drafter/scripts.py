@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
 from target import load_tokenizer, target_file
 
@@ -111,7 +112,7 @@ def main() -> None:
     """Write the scripts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=12_000)
+    parser.add_argument("--count", type=command.positive, default=12_000)
     parser.add_argument("--code", type=float, default=0.4, help="share that asks for Python")
     parser.add_argument("--recipe", default="smollm2-135m")
     parser.add_argument("--seed", type=int, default=0)
@@ -145,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import Batch, Batches
+from command import minutes, positive, run, start, texts_folder
 from evaluation import Overlap
 from responses import LAYERS
 from shards import Text, read_shards
@@ -256,25 +257,35 @@ def arguments() -> argparse.Namespace:
     on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("data", type=Path, help="folder that responses.py wrote")
+    add("data", type=texts_folder, help="folder that responses.py wrote")
     add("-o", "--output", type=Path, required=True, help="folder of the drafter")
     add("--recipe", default="smollm2-135m", help="whose target is drafted for")
-    add("--init", default="target", help="what to start from: target, or a drafter's folder")
-    add("--minutes", type=float, default=60)
-    add("--steps", type=int, help="stop after so many, not by the clock: repeatable")
-    add("--block", type=int, default=8, help="block size, anchor counted")
-    add("--layers", type=int, default=4, help="of a drafter that starts from the target")
-    add("--intermediate", type=int, help="likewise; default: the target's")
-    add("--anchors", type=int, default=64 if on_gpu else 24, help="of a text in a step")
-    add("--texts", type=int, default=32 if on_gpu else 8, help="of a worker in a step")
+    add(
+        "--init",
+        type=start,
+        default="target",
+        help="what to start from: target, or a drafter's folder",
+    )
+    add("--minutes", type=minutes, default=60)
+    add("--steps", type=positive, help="stop after so many, not by the clock: repeatable")
+    add("--block", type=positive, default=8, help="block size, anchor counted")
+    add(
+        "--layers",
+        type=positive,
+        default=4,
+        help="of a drafter that starts from the target",
+    )
+    add("--intermediate", type=positive, help="likewise; default: the target's")
+    add("--anchors", type=positive, default=64 if on_gpu else 24, help="of a text in a step")
+    add("--texts", type=positive, default=32 if on_gpu else 8, help="of a worker in a step")
     add("--lr", type=float, default=6e-4, help="highest learning rate")
     add("--weight-decay", type=float, default=0.05)
-    add("--every", type=int, default=100, help="steps between reports")
+    add("--every", type=positive, default=100, help="steps between reports")
     add("--seed", type=int, default=0)
-    add("--workers", type=int, default=1 if on_gpu else cores, help="processes")
-    add("--threads", type=int, default=cores, help="of all workers together")
+    add("--workers", type=positive, default=1 if on_gpu else cores, help="processes")
+    add("--threads", type=positive, default=cores, help="of all workers together")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

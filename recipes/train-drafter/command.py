@@ -1,0 +1,79 @@
+"""What the scripts here share: arguments are looked at before work starts, faults are one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from shards import PREFIX, shard_files
+
+from dflash_trt.errors import DFlashError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script; what a user can cause is said in one line, with code 2."""
+    try:
+        main()
+    except DFlashError as error:
+        fail(f"{error.message}" + (f" ({error.hint})" if error.hint else ""))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(message: str) -> NoReturn:
+    """End with a line."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def existing_file(text: str) -> Path:
+    """The type of an argument that names a file to read."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
+
+
+def texts_folder(text: str) -> Path:
+    """The type of an argument that names what responses.py wrote."""
+    folder = Path(text)
+    if not (folder / PREFIX).is_file() or not shard_files(folder):
+        raise argparse.ArgumentTypeError(f"{text} has no texts: run responses.py first")
+    return folder
+
+
+def start(text: str) -> str:
+    """The type of what training starts from: the word target, or a drafter's folder."""
+    if text != "target" and not (Path(text) / "model.safetensors").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is neither target nor a drafter's folder")
+    return text
+
+
+def named_engine(text: str) -> tuple[str, Path]:
+    """The type of an argument NAME=DIR."""
+    name, _, folder = text.partition("=")
+    if not name or not (Path(folder) / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=DIR with an engine directory")
+    return name, Path(folder)
+
+
+def positive(text: str) -> int:
+    """The type of a count."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
+
+
+def minutes(text: str) -> float:
+    """The type of a time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time in minutes")
+    return value
