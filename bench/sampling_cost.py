@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, float]] = {
     "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
     "top_k 500, top_p 0.95": {"temperature": 1.0, "top_k": 500, "top_p": 0.95},
 }
-WIDTHS = (1, 4, 16)
+WIDTHS = (1, 4, 8, 16)
 
 
 def main() -> None:

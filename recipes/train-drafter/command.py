@@ -38,6 +38,13 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
+def output_file(text: str) -> Path:
+    """The type of an argument that names a file to write, maybe hours later."""
+    if not Path(text).absolute().parent.is_dir() or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return Path(text)
+
+
 def texts_folder(text: str) -> Path:
     """The type of an argument that names what responses.py wrote."""
     folder = Path(text)
@@ -66,6 +73,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
     return int(text)
+
+
+def block(text: str) -> int:
+    """The type of a block size: at least an anchor and a draft."""
+    size = positive(text)
+    if size < 2:
+        raise argparse.ArgumentTypeError("a block has at least 2 rows")
+    return size
 
 
 def minutes(text: str) -> float:

@@ -42,7 +42,6 @@ def make_config(
         intermediate_size=intermediate or target.intermediate_size,
         layer_types=["full_attention"] * layers,
         max_position_embeddings=target.max_position_embeddings,
-        max_window_layers=layers,
         num_attention_heads=target.num_attention_heads,
         num_hidden_layers=layers,
         num_key_value_heads=target.num_key_value_heads,
@@ -107,14 +106,21 @@ def load(folder: Path, block: int | None = None) -> DFlashDraftModel:
 
 
 def save(drafter: DFlashDraftModel, folder: Path) -> None:
-    """Write config.json and BF16 weights; each file appears whole."""
+    """Write config.json, then BF16 weights; each file appears whole."""
     folder.mkdir(parents=True, exist_ok=True)
     config = drafter.config.to_dict()
     facts = {name: config[name] for name in FACTS}
     facts["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    write_text(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
     part = folder / "model.part"
     tensors = {k: v.bfloat16().contiguous().cpu() for k, v in drafter.state_dict().items()}
     save_file(tensors, part, metadata={"format": "pt"})
     part.chmod(0o644)  # safetensors makes files for their owner alone
     os.replace(part, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that appears whole."""
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    os.replace(part, file)

@@ -25,9 +25,9 @@ def code_prompts() -> list[str]:
     return [problem["prompt"] for problem in read_problems().values()]
 
 
-def prompt_sets(seed: int = 0) -> dict[str, list[str]]:
+def prompt_sets() -> dict[str, list[str]]:
     """Set -> user messages: HumanEval, the bundled chat and held-out prompts, random words."""
-    choose = random.Random(seed)
+    choose = random.Random(0)
     bundled = bundled_prompts()
     words = sorted({w for prompts in bundled.values() for p in prompts for w in _words(p)})
     return {

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import command
@@ -88,11 +87,13 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="+", metavar="NAME=DIR", type=command.named_engine)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--widths", type=int, nargs="+", default=[2, 3, 4, 5, 6, 8, 16])
+    parser.add_argument("-o", "--output", type=command.output_file, required=True)
+    parser.add_argument("--widths", type=command.positive, nargs="+", default=[2, 3, 4, 5, 6, 8])
     parser.add_argument("--sets", nargs="+", choices=list(prompt_sets()), help="default: all")
-    parser.add_argument("--prompts", type=int, default=1000, help="of each set, at most")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--prompts", type=command.positive, default=1000, help="of each set, at most"
+    )
+    parser.add_argument("--tokens", type=command.positive, default=128)
     return parser.parse_args()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import command
 import matplotlib.pyplot as plt
@@ -17,7 +16,7 @@ def main() -> None:
     """Draw loss and acceptance over anchors seen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("curve", type=command.existing_file)
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=command.output_file, required=True)
     args = parser.parse_args()
     rows = json.loads(args.curve.read_text())
     seen = [row["anchors"] / 1000 for row in rows]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from command import existing_file, minutes, positive, run
+from command import existing_file, fail, minutes, positive, run
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
 from scripts import Script, read_scripts
@@ -168,8 +168,8 @@ class Writer:
         )
 
 
-def work(worker: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
-    """Write this worker's share of the scripts."""
+def work(worker: int, parent: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
+    """Write this worker's share of the scripts, while the process `parent` lives."""
     torch.set_num_threads(max(1, args.threads // args.workers))
     file = target_file(args.recipe)
     chat = ChatFormat.of(load_tokenizer(file))
@@ -183,7 +183,6 @@ def work(worker: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None
                 {"tokens": torch.tensor(chat.before[:-1]), "features": writer.prefix_features},
             )
         made: list[Text] = []
-        parent = os.getppid()
         until = time.monotonic() + 60 * (args.minutes or math.inf)
         while waiting or any(writer.slots):
             # Texts half made are left to the next run; a worker whose parent was killed ends too.
@@ -212,11 +211,18 @@ def main() -> None:
     """Run the workers and show how far they are."""
     args = arguments()
     args.output.mkdir(parents=True, exist_ok=True)
-    total = len(read_scripts(args.scripts))
+    scripts = read_scripts(args.scripts)
+    total = len(scripts)
+    chat = ChatFormat.of(load_tokenizer(target_file(args.recipe)))
+    longest = max(max(len(s.user_ids), args.user * s.open) for s in scripts)
+    least = len(chat.before) + longest + len(chat.after) + 1
+    if args.max_tokens < least:
+        fail(f"--max-tokens {args.max_tokens}: the longest message of {longest} needs {least}")
     context = mp.get_context("spawn")
     tokens, texts = context.Value("q", 0), context.Value("q", len(finished_ids(args.output)))
     workers = [
-        context.Process(target=work, args=(w, args, tokens, texts)) for w in range(args.workers)
+        context.Process(target=work, args=(w, os.getpid(), args, tokens, texts))
+        for w in range(args.workers)
     ]
     for process in workers:
         process.start()
@@ -234,7 +240,7 @@ def main() -> None:
             rate = tokens.value / (time.monotonic() - started)
             progress.update(task, completed=texts.value, description=f"{rate:,.0f} tokens/s")
     if any(process.exitcode for process in workers):
-        raise SystemExit("error: a worker failed; run the same command again to go on")
+        fail("a worker failed, as said above; what it had written stays for the next run")
 
 
 def arguments() -> argparse.Namespace:
@@ -253,7 +259,7 @@ def arguments() -> argparse.Namespace:
         default=512 if on_gpu else 128,
         help="texts at once, of a worker",
     )
-    add("--max-tokens", type=int, default=320, help="of a whole text")
+    add("--max-tokens", type=positive, default=320, help="of a whole text")
     add("--user", type=positive, default=96, help="longest message that the target makes up")
     add("--answer", type=positive, default=192, help="longest answer")
     add("--minutes", type=minutes, help="stop after so long; run again to go on")

@@ -2,9 +2,9 @@
 
     python scripts.py -o scripts.jsonl --count 12000
 
-Half are *open*: the user's message is the target's own too, after none or a few words of an opener.
-So its topics are those that it was tuned on, and no data set is needed. The other half ask for
-Python, with the heads and docstrings of functions in the standard library and in four packages.
+Six of ten are *open*: the user's message is the target's own too, after none or a few words of an
+opener. So its topics are those that it was tuned on, and no data set is needed. The others ask for
+Python, with heads and docstrings of functions in the standard library and in six packages.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _function(node: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
 def main() -> None:
     """Write the scripts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=command.output_file, required=True)
     parser.add_argument("--count", type=command.positive, default=12_000)
     parser.add_argument("--code", type=float, default=0.4, help="share that asks for Python")
     parser.add_argument("--recipe", default="smollm2-135m")
@@ -129,11 +129,11 @@ def main() -> None:
             while used < len(found) * 3:
                 name, code, summary = found[used % len(found)]
                 used += 1
-                user = choose.choice(TEMPLATES).format(name=name, code=code, summary=summary)
-                if evaluation.found_in(user):
+                asked = choose.choice(TEMPLATES).format(name=name, code=code, summary=summary)
+                if evaluation.found_in(asked):
                     passed += 1
-                elif len(tokenizer.encode(user, add_special_tokens=False)) <= MAX_CODE_TOKENS:
-                    is_open = False
+                elif len(tokenizer.encode(asked, add_special_tokens=False)) <= MAX_CODE_TOKENS:
+                    user, is_open = asked, False
                     break
         ids = tokenizer.encode(user, add_special_tokens=False) if user else []
         temperature = choose.choice((0.0, 0.0, 0.0, 0.7))

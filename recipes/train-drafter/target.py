@@ -14,8 +14,10 @@ from dflash_trt.build.recipe import find_recipe
 from dflash_trt.checkpoint.gguf_target import open_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.locate import locate
+from dflash_trt.errors import ConfigError
 from dflash_trt.text import Tokenizer
 
+DTYPE = torch.bfloat16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -38,10 +40,6 @@ class ChatFormat:
         after = _common(one[::-1], two[::-1])[::-1]
         return cls(tuple(before), tuple(after), after[0])
 
-    def __call__(self, text_ids: list[int]) -> list[int]:
-        """Ids of a whole prompt."""
-        return [*self.before, *text_ids, *self.after]
-
 
 def _common(one: list[int], two: list[int]) -> list[int]:
     pairs = zip(one, two, strict=False)
@@ -52,7 +50,7 @@ def target_file(recipe_name: str) -> Path:
     """The GGUF file of a recipe's target. Raises what `locate` does."""
     recipe = find_recipe(recipe_name)
     if recipe is None:
-        raise SystemExit(f"error: there is no recipe {recipe_name}")
+        raise ConfigError(f"there is no recipe {recipe_name}", hint="engines/ has them")
     return locate(recipe.target, recipe.base)
 
 
@@ -61,15 +59,15 @@ def load_tokenizer(file: Path) -> Tokenizer:
     return load_gguf_tokenizer(file)
 
 
-def load_target(file: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+def load_target(file: Path) -> Any:
     """The target as transformers' model with the weights that an engine gets, frozen."""
     facts = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
     if hasattr(facts, "quantization_config"):
         del facts.quantization_config  # else the weights would stay packed: slow in batches
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(facts, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(facts, dtype=DTYPE)
     _, source = open_gguf(file, [])
-    weights = {name: torch.from_numpy(source.read(name)).to(dtype) for name in source.names()}
+    weights = {name: torch.from_numpy(source.read(name)).to(DTYPE) for name in source.names()}
     model.to_empty(device="cpu")
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

@@ -12,6 +12,7 @@ drafter; --init FOLDER starts from one.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import Batch, Batches
-from command import minutes, positive, run, start, texts_folder
+from command import block, fail, minutes, positive, run, start, texts_folder
 from evaluation import Overlap
 from responses import LAYERS
 from shards import Text, read_shards
@@ -37,8 +38,8 @@ from dflash_trt.text import Tokenizer
 
 OTHERS = 2048
 """Tokens besides the labels that a step's softmax holds, drawn anew; they stand for all others."""
-GAMMA = {8: 4.0, 10: 5.0, 16: 7.0}
-"""Decay of the rows' weights by block size (paper, training details); in between, block / 2."""
+GAMMA = {16: 7.0}
+"""Decay of the rows' weights by block size (paper, training details); any other, block / 2."""
 
 
 WARM_UP = 0.04
@@ -99,7 +100,7 @@ def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tenso
 
 @torch.no_grad()
 def accepted(model: nn.Module, head: Head, batches: list[Batch]) -> dict[str, Any]:
-    """Acceptance on texts that are not trained on, from anchors anywhere in greedy answers."""
+    """Acceptance on texts that are not trained on, from anchors anywhere, mostly in answers."""
     hits: list[torch.Tensor] = []
     for batch in batches:
         on = batch.to(DEVICE)
@@ -108,6 +109,8 @@ def accepted(model: nn.Module, head: Head, batches: list[Batch]) -> dict[str, An
         whole = real.all(-1)
         hits.append((logits.argmax(-1) == on.label_ids[..., 0])[whole].cpu())
     hit = torch.cat(hits).float()
+    if not len(hit):
+        return {}  # texts shorter than a block
     reached = hit.cumprod(-1)
     before = torch.cat([torch.ones(len(hit), 1), reached[:, :-1]], 1)
     return {
@@ -128,10 +131,13 @@ class Trainer:
         mask_token = tokenizer.token_to_id(drafters.MASK_TOKEN)
         fair = _fair(read_shards(args.data), tokenizer)
         held_out = [text for text in fair if text.script % HELD_OUT == 0]
-        self.texts = [text for text in fair if text.script % HELD_OUT][rank :: args.workers]
+        texts = [text for text in fair if text.script % HELD_OUT]
+        if not held_out or len(texts) < args.workers:
+            fail(f"{args.data} has too few texts, {len(fair)}: run responses.py again for more")
+        self.texts = texts[rank :: args.workers]
         self.batches = Batches(args.data, args.block, args.anchors, mask_token)
         checks = self.batches.epoch(held_out, args.texts, random.Random(0))
-        self.checks = list(checks)[:CHECKS] if rank == 0 else []
+        self.checks = list(itertools.islice(checks, CHECKS)) if rank == 0 else []
         torch.manual_seed(args.seed)
         if args.init == "target":
             config = drafters.make_config(
@@ -142,6 +148,9 @@ class Trainer:
             model = drafters.from_target(config, target, features)
         else:
             model = drafters.load(Path(args.init), args.block)
+            reads = (tuple(model.target_layer_ids), model.mask_token_id)
+            if reads != (LAYERS, mask_token):
+                fail(f"{args.init} reads layers and mask token {reads}, not {(LAYERS, mask_token)}")
         self.model = model.to(DEVICE).train()
         self.head = Head(target)
         self.weights = row_weights(args.block).to(DEVICE)
@@ -204,6 +213,7 @@ class Trainer:
 
     def _report(self) -> None:
         """Measure, print a line, save the drafter and the curve."""
+        drafters.save(self.model, self.args.output)
         with torch.autocast(DEVICE, torch.bfloat16):
             measured = accepted(self.model, self.head, self.checks)
         row = {
@@ -216,8 +226,7 @@ class Trainer:
         self.curve.append(row)
         self.losses = []
         print(json.dumps(row), flush=True)
-        drafters.save(self.model, self.args.output)
-        (self.args.output / CURVE).write_text(json.dumps(self.curve) + "\n")
+        drafters.write_text(self.args.output / CURVE, json.dumps(self.curve) + "\n")
 
 
 def _fair(texts: Iterable[Text], tokenizer: Tokenizer) -> list[Text]:
@@ -246,6 +255,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
 def main() -> None:
     """Start the workers."""
     args = arguments()
+    target_file(args.recipe)  # says here, not in a worker, what is wrong
+    if DEVICE == "cuda" and args.workers > 1:
+        fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / MEETING).unlink(missing_ok=True)
     mp.spawn(work, (args,), nprocs=args.workers)
@@ -268,7 +280,7 @@ def arguments() -> argparse.Namespace:
     )
     add("--minutes", type=minutes, default=60)
     add("--steps", type=positive, help="stop after so many, not by the clock: repeatable")
-    add("--block", type=positive, default=8, help="block size, anchor counted")
+    add("--block", type=block, default=8, help="block size, anchor counted")
     add(
         "--layers",
         type=positive,
