@@ -152,6 +152,7 @@ def test_what_the_lowering_refuses_is_told_with_tensorrts_reason(tmp_path: Path)
         built(define, tmp_path / "e")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_build_at_once(tmp_path: Path) -> None:
     def report(phase: str, part: float) -> None:
         if phase.startswith("Timing graph nodes"):

@@ -246,6 +246,7 @@ def test_without_tensorrt_nothing_is_read(
     assert caught.value.hint == "pip install 'dflash-trt[tensorrt-rtx]'"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_nothing(build_gpu: GpuBuild, tmp_path: Path) -> None:
     told: list[str] = []
 

@@ -64,7 +64,7 @@ def test_demo_pair(smollm2: Path, drafter: Path) -> None:
 
 def test_demo_drafter(drafter: Path) -> None:
     read = open_drafter(drafter)
-    assert read.config.block_size == 16
+    assert read.config.block_size == 8
     assert read.config.num_target_layers == 30
     features = len(read.config.target_layer_ids) * read.config.target_hidden_size
     assert read.source.read("fc.weight").shape == (read.config.hidden_size, features)
