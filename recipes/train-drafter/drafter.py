@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from shards import write_file
 from transformers import Qwen3Config
+
+from dflash_trt import swap
 
 MASK_TOKEN = "<empty_output>"
 
@@ -111,16 +113,7 @@ def save(drafter: DFlashDraftModel, folder: Path) -> None:
     config = drafter.config.to_dict()
     facts = {name: config[name] for name in FACTS}
     facts["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    write_text(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
-    part = folder / "model.part"
-    tensors = {k: v.bfloat16().contiguous().cpu() for k, v in drafter.state_dict().items()}
-    save_file(tensors, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # safetensors makes files for their owner alone
-    os.replace(part, folder / "model.safetensors")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file that appears whole."""
-    part = file.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, file)
+    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+    swap.write_file(folder / "config.json", text.encode())
+    weights = {name: tensor.bfloat16() for name, tensor in drafter.state_dict().items()}
+    write_file(folder / "model.safetensors", weights)

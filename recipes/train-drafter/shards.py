@@ -9,14 +9,15 @@ that all share (`prefix.safetensors`), and token i of it has
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
+
+from dflash_trt import swap
 
 TOP = 8
 PREFIX = "prefix.safetensors"
@@ -37,9 +38,8 @@ class Text:
 
 def write_file(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file that appears whole."""
-    part = file.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-    os.replace(part, file)
+    whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    swap.write_file(file, save(whole, metadata={"format": "pt"}))
 
 
 def write_shard(file: Path, texts: list[Text]) -> None:
@@ -73,7 +73,7 @@ def finished_ids(folder: Path) -> set[int]:
 
 
 def read_shards(folder: Path) -> Iterator[Text]:
-    """All texts of a folder; features stay mapped until they are used."""
+    """All texts of a folder, one shard in memory at a time."""
     for file in shard_files(folder):
         with safe_open(file, "pt") as shard:
             whole = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118

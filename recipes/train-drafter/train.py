@@ -34,14 +34,13 @@ from target import DEVICE, load_target, load_tokenizer, target_file
 from torch import nn
 from torch.nn.functional import embedding
 
+from dflash_trt import swap
 from dflash_trt.text import Tokenizer
 
 OTHERS = 2048
 """Tokens besides the labels that a step's softmax holds, drawn anew; they stand for all others."""
 GAMMA = {16: 7.0}
 """Decay of the rows' weights by block size (paper, training details); any other, block / 2."""
-
-
 WARM_UP = 0.04
 HELD_OUT = 50
 """Every so many-th script is only measured on."""
@@ -226,7 +225,7 @@ class Trainer:
         self.curve.append(row)
         self.losses = []
         print(json.dumps(row), flush=True)
-        drafters.write_text(self.args.output / CURVE, json.dumps(self.curve) + "\n")
+        swap.write_file(self.args.output / CURVE, (json.dumps(self.curve) + "\n").encode())
 
 
 def _fair(texts: Iterable[Text], tokenizer: Tokenizer) -> list[Text]:
@@ -260,7 +259,10 @@ def main() -> None:
         fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / MEETING).unlink(missing_ok=True)
-    mp.spawn(work, (args,), nprocs=args.workers)
+    try:
+        mp.spawn(work, (args,), nprocs=args.workers)
+    except mp.ProcessExitedException:
+        fail("a worker ended early; what it said stands above")
     (args.output / MEETING).unlink(missing_ok=True)
 
 
