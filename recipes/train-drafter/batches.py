@@ -42,11 +42,19 @@ class Batch:
 class Batches:
     """Makes batches of texts."""
 
-    def __init__(self, folder: Path, block: int, anchors: int, mask_token_id: int) -> None:
-        """`anchors` a text."""
+    def __init__(
+        self,
+        folder: Path,
+        block: int,
+        anchors: int,
+        mask_token_id: int,
+        columns: slice | torch.Tensor = slice(None),
+    ) -> None:
+        """`anchors` a text; `columns` of the features are given to the drafter."""
         prefix = load_file(folder / PREFIX)
         self.prefix_tokens = prefix["tokens"].int()
-        self.prefix_features = prefix["features"]
+        self.columns = columns
+        self.prefix_features = prefix["features"][:, columns]
         self.block, self.anchors, self.mask_token_id = block, anchors, mask_token_id
 
     def epoch(self, texts: list[Text], size: int, choose: random.Random) -> Iterator[Batch]:
@@ -73,7 +81,7 @@ class Batches:
         for i, text in enumerate(texts):
             length = len(text.tokens)
             features[i, :count] = self.prefix_features
-            features[i, count : count + length] = text.features
+            features[i, count : count + length] = text.features[:, self.columns]
             at = torch.tensor(self._anchors(text, choose))
             starts[i] = at + count
             blocks[i, :, 0] = text.tokens[at]

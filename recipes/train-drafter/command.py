@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from shards import PREFIX, shard_files
+from shards import ORIGIN, PREFIX, shard_files
 
+from dflash_trt.build.recipe import recipe_names
 from dflash_trt.errors import DFlashError
+
+TARGET = "target"
+"""What `--init` says for a start from the target's own layers."""
 
 
 def run(main: Callable[[], None]) -> None:
@@ -31,6 +36,23 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The option that says whose drafter it is."""
+    parser.add_argument(
+        "--target",
+        type=full_name,
+        default="smollm2-135m",
+        help="recipe, folder, .gguf file or hf:ORG/NAME, as `dflash-trt build` takes",
+    )
+
+
+def full_name(target: str) -> str:
+    """A target's name that means the same in any working directory."""
+    path = Path(target).expanduser()
+    is_path = target not in recipe_names() and os.path.exists(path)
+    return str(path.absolute()) if is_path else target
+
+
 def existing_file(text: str) -> Path:
     """The type of an argument that names a file to read."""
     if not Path(text).is_file():
@@ -48,14 +70,16 @@ def output_file(text: str) -> Path:
 def texts_folder(text: str) -> Path:
     """The type of an argument that names what responses.py wrote."""
     folder = Path(text)
-    if not (folder / PREFIX).is_file() or not shard_files(folder):
-        raise argparse.ArgumentTypeError(f"{text} has no texts: run responses.py first")
+    if not all((folder / name).is_file() for name in (ORIGIN, PREFIX)) or not shard_files(folder):
+        raise argparse.ArgumentTypeError(
+            f"{text} has no texts, or no {ORIGIN}: run responses.py first"
+        )
     return folder
 
 
 def start(text: str) -> str:
     """The type of what training starts from: the word target, or a drafter's folder."""
-    if text != "target" and not (Path(text) / "model.safetensors").is_file():
+    if text != TARGET and not (Path(text) / "model.safetensors").is_file():
         raise argparse.ArgumentTypeError(f"{text} is neither target nor a drafter's folder")
     return text
 
@@ -73,6 +97,16 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
     return int(text)
+
+
+def features(text: str) -> int | tuple[int, ...]:
+    """The type of context features: how many, or of which layers, with a comma even behind one."""
+    if "," not in text:
+        return positive(text)
+    names = text.removesuffix(",").split(",")
+    if not all(name.isdecimal() for name in names):
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor layers like 1,14,27")
+    return tuple(map(int, names))
 
 
 def block(text: str) -> int:

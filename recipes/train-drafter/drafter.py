@@ -14,8 +14,6 @@ from transformers import Qwen3Config
 
 from dflash_trt import swap
 
-MASK_TOKEN = "<empty_output>"
-
 FACTS = (
     "architectures", "attention_bias", "block_size", "bos_token_id", "dflash_config", "dtype",
     "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
@@ -23,7 +21,7 @@ FACTS = (
     "num_key_value_heads", "num_target_layers", "rms_norm_eps", "sliding_window",
     "tie_word_embeddings", "vocab_size",
 )  # fmt: skip
-"""What config.json says, besides rope_theta."""
+"""What config.json says, besides the rotary rule."""
 
 
 def make_config(
@@ -49,7 +47,7 @@ def make_config(
         num_key_value_heads=target.num_key_value_heads,
         num_target_layers=target.num_hidden_layers,
         rms_norm_eps=target.rms_norm_eps,
-        rope_theta=target.rope_parameters["rope_theta"],
+        rope_parameters=dict(target.rope_parameters),
         sliding_window=None,
         tie_word_embeddings=False,
         vocab_size=target.vocab_size,
@@ -61,12 +59,12 @@ def from_target(config: Qwen3Config, target: Any, features: torch.Tensor) -> DFl
 
     `features` [T, F] are some context features. Their layers differ in scale a hundredfold, so fc
     gets them at one scale: identity on the last layer's, a tenth of a random start on the others.
-    The query and key norms, which a Llama target lacks, start at the heads' own root mean squares.
+    Query and key norms, where the target has none, start at the heads' own root mean squares.
     """
     drafter = DFlashDraftModel(config)
     layers, hidden = config.num_hidden_layers, config.hidden_size
     first = config.num_target_layers - layers
-    weights = {k: v.float() for k, v in target.model.state_dict().items()}
+    weights = target.model.state_dict()
     own = drafter.state_dict()
     for index in range(layers):
         for name in own:
@@ -81,7 +79,8 @@ def from_target(config: Qwen3Config, target: Any, features: torch.Tensor) -> DFl
     fc[:, -1] += torch.eye(hidden)
     own["fc.weight"] = (fc * scales[:, None]).flatten(1)
     drafter.load_state_dict(own)
-    _set_head_norms(drafter, features)
+    if f"layers.{first}.self_attn.q_norm.weight" not in weights:
+        _set_head_norms(drafter, features)
     return drafter
 
 
@@ -112,7 +111,10 @@ def save(drafter: DFlashDraftModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = drafter.config.to_dict()
     facts = {name: config[name] for name in FACTS}
-    facts["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    rope = dict(config["rope_parameters"])
+    facts["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
+        facts["rope_scaling"] = rope
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
     swap.write_file(folder / "config.json", text.encode())
     weights = {name: tensor.bfloat16() for name, tensor in drafter.state_dict().items()}

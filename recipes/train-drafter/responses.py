@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from command import existing_file, fail, minutes, positive, run
+from command import add_target, existing_file, fail, features, minutes, positive, run
+from origin import FEATURES, Origin, choose_layers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
 from scripts import Script, read_scripts
-from shards import PREFIX, TOP, Text, finished_ids, write_file, write_shard
-from target import DEVICE, ChatFormat, load_target, load_tokenizer, target_file
+from shards import PREFIX, TOP, Text, finished_ids, read_shards, write_file, write_shard
+from target import DEVICE, ChatFormat, find_target, load_target, load_tokenizer, read_facts
 from transformers import DynamicCache
 
-LAYERS = (1, 8, 14, 20, 27)
 CHOICES = 16
 """A sampled token is one of so many likeliest."""
 GROUP = 128
@@ -66,9 +66,16 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Writer:
     """A worker's target and slots."""
 
-    def __init__(self, model: Any, chat: ChatFormat, args: argparse.Namespace, seed: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        chat: ChatFormat,
+        layer_ids: tuple[int, ...],
+        args: argparse.Namespace,
+        seed: int,
+    ) -> None:
         """Computes the prefix that every text starts with."""
-        self.model, self.chat, self.args = model, chat, args
+        self.model, self.chat, self.layer_ids, self.args = model, chat, layer_ids, args
         self.random = torch.Generator().manual_seed(seed)
         ids = torch.tensor([chat.before[:-1]], device=DEVICE)
         cache = DynamicCache(config=model.config)
@@ -88,7 +95,7 @@ class Writer:
         self.top_probs = torch.zeros(slots, columns, TOP, dtype=torch.float16)
 
     def _features(self, out: Any) -> torch.Tensor:
-        return torch.cat([out.hidden_states[layer + 1] for layer in LAYERS], -1).cpu()
+        return torch.cat([out.hidden_states[layer + 1] for layer in self.layer_ids], -1).cpu()
 
     def fill(self, waiting: list[Script]) -> None:
         """Give free slots the next scripts."""
@@ -148,8 +155,8 @@ class Writer:
         if slot.in_answer:
             slot.forced.append(token)
             full = self.num_prefix + length + 1 > self.args.max_tokens
-            return token == self.chat.end or full or length - slot.answer_start >= self.args.answer
-        if token == self.chat.end or length >= self.args.user:
+            return token in self.chat.ends or full or length - slot.answer_start >= self.args.answer
+        if token in self.chat.ends or length >= self.args.user:
             slot.forced.extend(self.chat.after)
             slot.in_answer, slot.answer_start = True, length + len(self.chat.after)
         else:
@@ -171,12 +178,14 @@ class Writer:
 def work(worker: int, parent: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
     """Write this worker's share of the scripts, while the process `parent` lives."""
     torch.set_num_threads(max(1, args.threads // args.workers))
-    file = target_file(args.recipe)
-    chat = ChatFormat.of(load_tokenizer(file))
+    target = find_target(args.target)
+    chat = ChatFormat.of(load_tokenizer(target))
+    layer_ids = Origin.read(args.output).target_layer_ids
     done = finished_ids(args.output)
     waiting = [s for s in read_scripts(args.scripts)[worker :: args.workers] if s.id not in done]
     with torch.inference_mode():
-        writer = Writer(load_target(file), chat, args, seed=args.seed * args.workers + worker)
+        seed = args.seed * args.workers + worker
+        writer = Writer(load_target(target), chat, layer_ids, args, seed)
         if worker == 0:
             write_file(
                 args.output / PREFIX,
@@ -210,14 +219,17 @@ def _write(folder: Path, worker: int, texts: list[Text]) -> None:
 def main() -> None:
     """Run the workers and show how far they are."""
     args = arguments()
-    args.output.mkdir(parents=True, exist_ok=True)
     scripts = read_scripts(args.scripts)
     total = len(scripts)
-    chat = ChatFormat.of(load_tokenizer(target_file(args.recipe)))
+    target = find_target(args.target)
+    chat = ChatFormat.of(load_tokenizer(target))
     longest = max(max(len(s.user_ids), args.user * s.open) for s in scripts)
     least = len(chat.before) + longest + len(chat.after) + 1
     if args.max_tokens < least:
         fail(f"--max-tokens {args.max_tokens}: the longest message of {longest} needs {least}")
+    layer_ids = choose_layers(args.features, read_facts(target).num_layers)
+    Origin(args.target, layer_ids, args.seed).keep(args.output)
+    _check_scripts(args.output, scripts)
     context = mp.get_context("spawn")
     tokens, texts = context.Value("q", 0), context.Value("q", len(finished_ids(args.output)))
     workers = [
@@ -243,6 +255,15 @@ def main() -> None:
         fail("a worker failed, as said above; what it had written stays for the next run")
 
 
+def _check_scripts(folder: Path, scripts: list[Script]) -> None:
+    """Refuse a folder whose texts do not start as the scripts of the same numbers say."""
+    asked = {script.id: list(script.user_ids) for script in scripts}
+    for text in read_shards(folder):
+        user_ids = asked.get(text.script, [])
+        if text.tokens[1 : 1 + len(user_ids)].tolist() != user_ids:
+            fail(f"{folder} has texts of other scripts: take another folder")
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
@@ -250,7 +271,13 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("scripts", type=existing_file)
     add("-o", "--output", type=Path, required=True, help="folder of the shards")
-    add("--recipe", default="smollm2-135m", help="whose target answers")
+    add_target(parser)
+    add(
+        "--features",
+        type=features,
+        default=FEATURES,
+        help="context features: how many, or of which layers (1,14,27)",
+    )
     add("--workers", type=positive, default=1 if on_gpu else cores, help="processes")
     add("--threads", type=positive, default=cores, help="of all workers together")
     add(

@@ -46,7 +46,7 @@ class Ring:
     def lay(self, slot: int, prefix: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Put a prefix, per layer two of [kv heads, tokens, head_dim], before the next column."""
         count = prefix[0][0].shape[1]
-        at = (self.column - count + torch.arange(count)) % self.num_columns
+        at = (self.column - count + self.columns[:count]) % self.num_columns
         for layer, (keys, values) in enumerate(prefix):
             self.keys[layer][slot, :, at] = keys
             self.values[layer][slot, :, at] = values

@@ -3,7 +3,7 @@
     python run.py -o out/train-drafter --minutes 12
 
 The folder keeps everything, so a second call adds responses and trains again from the drafter that
-the first one left. Its scripts stay what they are: another recipe needs another folder.
+the first one left. Another target, seed or choice of features needs another folder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command import fail, minutes, positive, run, start
-from target import DEVICE, target_file
+from command import TARGET, add_target, fail, features, minutes, positive, run, start
+from origin import FEATURES, Origin, choose_layers
+from target import DEVICE, find_target, read_facts
+from task import make_task
 
 HERE = Path(__file__).parent
 LEAST_MINUTES = 8
@@ -31,24 +33,34 @@ def main() -> None:
     parser.add_argument(
         "--count", type=positive, default=100_000, help="scripts, more than time allows"
     )
-    parser.add_argument("--recipe", default="smollm2-135m", help="whose target is drafted for")
+    add_target(parser)
+    parser.add_argument(
+        "--features", type=features, default=FEATURES, help="how many, or of which layers (1,14,27)"
+    )
+    parser.add_argument("--mask-token", help="token or id; train.py --help says the default")
     parser.add_argument(
         "--init", type=start, help="a drafter to start from; default: an earlier call's, or target"
     )
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if DEVICE == "cpu" and args.minutes < LEAST_MINUTES:
         fail(f"--minutes {args.minutes:g} is too short on a CPU, give at least {LEAST_MINUTES}")
-    target_file(args.recipe)  # says what is wrong before any time is spent
-    args.output.mkdir(parents=True, exist_ok=True)
+    layer_ids = choose_layers(args.features, read_facts(find_target(args.target)).num_layers)
     scripts, data, drafter = (args.output / name for name in ("scripts.jsonl", "data", "drafter"))
-    recipe = f"--recipe={args.recipe}"
+    origin = Origin(args.target, layer_ids, args.seed)
+    begin = args.init or (str(drafter) if (drafter / "model.safetensors").exists() else TARGET)
+    make_task(origin, begin, mask_token=args.mask_token)  # says here what is wrong, not later
+    origin.keep(data)
+    target, seed = f"--target={args.target}", f"--seed={args.seed}"
     if not scripts.exists():
-        _run("scripts.py", "-o", scripts, "--count", args.count, recipe)
-    _run("responses.py", scripts, "-o", data, "--minutes", args.minutes * RESPONSES, recipe)
-    begin = args.init or (drafter if (drafter / "model.safetensors").exists() else "target")
-    rest = args.minutes * (1 - RESPONSES)
-    _run("train.py", data, "-o", drafter, "--minutes", rest, "--init", begin, recipe)
-    print(f"{drafter}: build it with dflash-trt build --target {args.recipe} --drafter {drafter}")
+        _run("scripts.py", "-o", scripts, "--count", args.count, target, seed)
+    layers = f"--features={','.join(map(str, layer_ids))},"
+    time = args.minutes * RESPONSES
+    _run("responses.py", scripts, "-o", data, "--minutes", time, target, seed, layers)
+    mask = [f"--mask-token={args.mask_token}"] if args.mask_token else []
+    time = args.minutes * (1 - RESPONSES)
+    _run("train.py", data, "-o", drafter, "--minutes", time, "--init", begin, seed, *mask)
+    print(f"{drafter}: build it with dflash-trt build --target {args.target} --drafter {drafter}")
 
 
 def _run(script: str, *arguments: object) -> None:

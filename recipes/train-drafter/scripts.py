@@ -20,7 +20,7 @@ from pathlib import Path
 
 import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
-from target import load_tokenizer, target_file
+from target import find_target, load_tokenizer
 
 PACKAGES = ("algorithms", "boltons", "more_itertools", "toolz", "networkx", "sympy")
 MAX_CODE_TOKENS = 110
@@ -114,11 +114,11 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=command.output_file, required=True)
     parser.add_argument("--count", type=command.positive, default=12_000)
     parser.add_argument("--code", type=float, default=0.4, help="share that asks for Python")
-    parser.add_argument("--recipe", default="smollm2-135m")
+    command.add_target(parser)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     choose = random.Random(args.seed)
-    tokenizer = load_tokenizer(target_file(args.recipe))
+    tokenizer = load_tokenizer(find_target(args.target))
     evaluation = Overlap.with_evaluation()
     found = sorted(set(functions(sources())))
     choose.shuffle(found)

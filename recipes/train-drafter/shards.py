@@ -21,6 +21,7 @@ from dflash_trt import swap
 
 TOP = 8
 PREFIX = "prefix.safetensors"
+ORIGIN = "texts.json"
 
 
 @dataclass
@@ -65,15 +66,11 @@ def shard_files(folder: Path) -> list[Path]:
 
 def finished_ids(folder: Path) -> set[int]:
     """Scripts whose texts are in a folder's shards."""
-    found: set[int] = set()
-    for file in shard_files(folder):
-        with safe_open(file, "pt") as shard:
-            found.update(shard.get_tensor("scripts").tolist())
-    return found
+    return {text.script for text in read_shards(folder)}
 
 
 def read_shards(folder: Path) -> Iterator[Text]:
-    """All texts of a folder, one shard in memory at a time."""
+    """All texts of a folder: views of the mapped files, so memory holds what is looked at."""
     for file in shard_files(folder):
         with safe_open(file, "pt") as shard:
             whole = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118

@@ -26,11 +26,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import Batch, Batches
-from command import block, fail, minutes, positive, run, start, texts_folder
+from command import TARGET, block, fail, features, minutes, positive, run, start, texts_folder
 from evaluation import Overlap
-from responses import LAYERS
+from origin import Origin
 from shards import Text, read_shards
-from target import DEVICE, load_target, load_tokenizer, target_file
+from target import DEVICE, load_target, load_tokenizer
+from task import make_task
 from torch import nn
 from torch.nn.functional import embedding
 
@@ -125,31 +126,29 @@ class Trainer:
     def __init__(self, rank: int, args: argparse.Namespace) -> None:
         """Loads texts, target and the drafter to start from."""
         self.rank, self.args = rank, args
-        file = target_file(args.recipe)
-        target, tokenizer = load_target(file), load_tokenizer(file)
-        mask_token = tokenizer.token_to_id(drafters.MASK_TOKEN)
-        fair = _fair(read_shards(args.data), tokenizer)
+        task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
+        target = load_target(task.target)
+        fair = _fair(read_shards(args.data), load_tokenizer(task.target))
         held_out = [text for text in fair if text.script % HELD_OUT == 0]
         texts = [text for text in fair if text.script % HELD_OUT]
         if not held_out or len(texts) < args.workers:
             fail(f"{args.data} has too few texts, {len(fair)}: run responses.py again for more")
         self.texts = texts[rank :: args.workers]
-        self.batches = Batches(args.data, args.block, args.anchors, mask_token)
+        self.batches = Batches(
+            args.data, args.block, args.anchors, task.mask_token_id, task.columns
+        )
         checks = self.batches.epoch(held_out, args.texts, random.Random(0))
         self.checks = list(itertools.islice(checks, CHECKS)) if rank == 0 else []
         torch.manual_seed(args.seed)
-        if args.init == "target":
+        if args.init == TARGET:
             config = drafters.make_config(
-                target.config, LAYERS, mask_token,
+                target.config, task.layer_ids, task.mask_token_id,
                 layers=args.layers, block=args.block, intermediate=args.intermediate,
             )  # fmt: skip
-            features = torch.cat([text.features[:64] for text in fair[:16]])
-            model = drafters.from_target(config, target, features)
+            some = torch.cat([text.features[:64, task.columns] for text in fair[:16]])
+            model = drafters.from_target(config, target, some)
         else:
             model = drafters.load(Path(args.init), args.block)
-            reads = (tuple(model.target_layer_ids), model.mask_token_id)
-            if reads != (LAYERS, mask_token):
-                fail(f"{args.init} reads layers and mask token {reads}, not {(LAYERS, mask_token)}")
         self.model = model.to(DEVICE).train()
         self.head = Head(target)
         self.weights = row_weights(args.block).to(DEVICE)
@@ -254,7 +253,10 @@ def work(rank: int, args: argparse.Namespace) -> None:
 def main() -> None:
     """Start the workers."""
     args = arguments()
-    target_file(args.recipe)  # says here, not in a worker, what is wrong
+    # Says here, not in a worker, what is wrong.
+    task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
+    if args.init == TARGET and args.layers > task.num_layers:
+        fail(f"--layers {args.layers}: the target has {task.num_layers} to start from")
     if DEVICE == "cuda" and args.workers > 1:
         fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
@@ -273,7 +275,8 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("data", type=texts_folder, help="folder that responses.py wrote")
     add("-o", "--output", type=Path, required=True, help="folder of the drafter")
-    add("--recipe", default="smollm2-135m", help="whose target is drafted for")
+    add("--features", type=features, help="of the texts' features only so many, or these (1,14,27)")
+    add("--mask-token", help="token or id; default: the last special one that no chat has")
     add(
         "--init",
         type=start,

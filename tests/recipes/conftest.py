@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tiny import save_target
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes/train-drafter"))
 
 
@@ -30,6 +32,17 @@ def target() -> Any:
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.3)
     return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def target_folder(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same target as a checkpoint, with a tokenizer of one character a token."""
+    folder = tmp_path_factory.mktemp("target")
+    save_target(folder, "llama", vocab_size=target.config.vocab_size)
+    target.save_pretrained(folder)
+    template = "{% for m in messages %}U:{{ m.content }};A:{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 @pytest.fixture

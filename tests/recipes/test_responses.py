@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-import pytest
 import responses
 import torch
 from responses import Writer, likeliest
@@ -13,13 +12,8 @@ from scripts import Script
 from shards import TOP, Text, finished_ids, read_shards, write_shard
 from target import ChatFormat
 
-CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), end=2)
+CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), ends=frozenset({2}))
 LAYERS = (0, 2, 4)
-
-
-@pytest.fixture(autouse=True)
-def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "LAYERS", LAYERS)
 
 
 def scripts(count: int) -> list[Script]:
@@ -32,7 +26,7 @@ def scripts(count: int) -> list[Script]:
 
 def write_all(target: Any, options: Namespace, waiting: list[Script]) -> list[Text]:
     with torch.inference_mode():
-        writer = Writer(target, CHAT, options, seed=3)
+        writer = Writer(target, CHAT, LAYERS, options, seed=3)
         texts: list[Text] = []
         while waiting or any(writer.slots):
             writer.fill(waiting)

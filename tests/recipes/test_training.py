@@ -11,41 +11,33 @@ from typing import Any
 import batches
 import drafter as drafters
 import pytest
-import responses
 import torch
 import train
 from dflash.model import DFlashDraftModel
+from origin import Origin
+from responses import Writer
 from scripts import Script
 from shards import PREFIX, Text, read_shards, write_file, write_shard
 from target import ChatFormat
+from task import make_task
 from torch.nn.functional import embedding
 
 from dflash_trt.checkpoint.pair import read_pair
+from dflash_trt.errors import DFlashError
 
-CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), end=2)
+CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), ends=frozenset({2}))
 LAYERS, MASK, BLOCK = (0, 2, 4), 5, 4
 
 
-class Numbers:
-    """A tokenizer whose words are the ids."""
-
-    def token_to_id(self, _: str) -> int:
-        return MASK
-
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-
 @pytest.fixture
-def data(target: Any, options: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(target: Any, target_folder: Path, options: Namespace, tmp_path: Path) -> Path:
     """A folder of 60 texts as responses.py leaves it."""
-    monkeypatch.setattr(responses, "LAYERS", LAYERS)
     waiting = [Script(i, (20 + i % 40, 30), False, 0.0) for i in range(60)]
     folder = tmp_path / "data"
-    folder.mkdir()
+    Origin(str(target_folder), LAYERS, seed=0).keep(folder)
     texts: list[Text] = []
     with torch.inference_mode():
-        writer = responses.Writer(target, CHAT, options, seed=0)
+        writer = Writer(target, CHAT, LAYERS, options, seed=0)
         while waiting or any(writer.slots):
             writer.fill(waiting)
             texts += writer.step()
@@ -137,7 +129,8 @@ def test_loss_is_the_cross_entropy_over_the_whole_vocabulary(
 def options_of_training(data: Path, output: Path, **changes: Any) -> Namespace:
     output.mkdir(exist_ok=True)
     defaults = {
-        "data": data, "output": output, "recipe": "", "init": "target", "minutes": 1, "steps": 80,
+        "data": data, "output": output, "features": None, "mask_token": str(MASK),
+        "init": "target", "minutes": 1, "steps": 80,
         "block": BLOCK, "layers": 2, "intermediate": None, "anchors": 6, "texts": 6, "lr": 3e-3,
         "weight_decay": 0.0,
         "every": 10**9, "seed": 0, "workers": 1, "threads": 1,
@@ -146,12 +139,8 @@ def options_of_training(data: Path, output: Path, **changes: Any) -> Namespace:
 
 
 def test_training_learns_and_what_it_saves_is_a_drafter(
-    target: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, target_folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(train, "LAYERS", LAYERS)
-    monkeypatch.setattr(train, "load_target", lambda _: target)
-    monkeypatch.setattr(train, "target_file", lambda _: None)
-    monkeypatch.setattr(train, "load_tokenizer", lambda _: Numbers())
     output = tmp_path / "drafter"
     train.work(0, options_of_training(data, output, steps=1))
     before = json.loads((output / "curve.json").read_text())[-1]
@@ -160,10 +149,53 @@ def test_training_learns_and_what_it_saves_is_a_drafter(
     assert after["loss"] < before["loss"] - 1
     assert 1 <= after["at_width_4"] <= after["acceptance_length"] <= BLOCK
 
-    target.save_pretrained(tmp_path / "target")
-    pair = read_pair(tmp_path / "target", output)
+    pair = read_pair(target_folder, output)
     assert pair.config.drafter.block_size == BLOCK
+    assert pair.config.drafter.target_layer_ids == LAYERS
+    assert pair.config.drafter.mask_token_id == MASK
     again = drafters.load(output)
     theirs = DFlashDraftModel.from_pretrained(output, dtype=torch.float32)
     for name, tensor in again.state_dict().items():
         assert torch.equal(theirs.state_dict()[name], tensor), name
+
+
+def test_a_drafter_may_read_some_of_the_features(
+    data: Path, target_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "drafter"
+    train.work(0, options_of_training(data, output, steps=2, features=(0, 4)))
+    assert read_pair(target_folder, output).config.drafter.target_layer_ids == (0, 4)
+    texts = list(read_shards(data))[:2]
+    columns = Origin.read(data).columns((0, 4), 48)
+    batch = batches.Batches(data, BLOCK, 5, MASK, columns).batch(texts, random.Random(0))
+    whole = batches.Batches(data, BLOCK, 5, MASK).batch(texts, random.Random(0))
+    assert torch.equal(
+        batch.features, torch.cat([whole.features[..., :48], whole.features[..., 96:]], -1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "mask_token", "said"),
+    [
+        ((0, 3), "5", "have features of layers (0, 2, 4), not all of (0, 3)"),
+        (99, "5", "too many for 6 layers"),
+        ((0, 5), "5", "must ascend and be of 0 to 4"),
+        (None, None, "no special token"),
+        (None, "256", "none of the target's 256 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    data: Path, features: Any, mask_token: str | None, said: str, capsys: Any
+) -> None:
+    with pytest.raises((DFlashError, SystemExit)) as error:
+        make_task(Origin.read(data), "target", features, mask_token)
+    assert said in f"{error.value} {capsys.readouterr().err}"
+
+
+def test_a_start_must_read_the_same(data: Path, drafter: DFlashDraftModel, tmp_path: Path) -> None:
+    drafters.save(drafter, tmp_path)
+    origin = Origin.read(data)
+    assert make_task(origin, str(tmp_path)).mask_token_id == MASK
+    for features, mask_token in ((None, "6"), ((0, 2), None)):
+        with pytest.raises(SystemExit):
+            make_task(origin, str(tmp_path), features, mask_token)

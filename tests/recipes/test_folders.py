@@ -1,0 +1,68 @@
+"""responses.py on a small target: it goes on in its folder, and in no folder of other texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import responses
+from origin import Origin
+from shards import read_shards
+
+SIZES = ("--slots=2", "--workers=1", "--threads=1", "--max-tokens=40", "--user=8", "--answer=8")
+Respond = Callable[..., None]
+
+
+def write_scripts(file: Path, count: int, first: int = 30) -> Path:
+    rows = [
+        {"id": i, "user_ids": [first + i, 9], "open": i % 2 == 0, "temperature": 0.0}
+        for i in range(count)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def respond(monkeypatch: pytest.MonkeyPatch) -> Respond:
+    """What responses.py does with some arguments."""
+
+    def call(*arguments: object) -> None:
+        monkeypatch.setattr("sys.argv", ["responses.py", *map(str, arguments), *SIZES])
+        responses.main()
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_folder_is_of_one_target_seed_and_choice_of_features(
+    respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, target = tmp_path / "data", f"--target={target_folder}"
+    respond(write_scripts(tmp_path / "3", 3), "-o", data, target, "--features=0,2")
+    assert Origin.read(data) == Origin(str(target_folder), (0, 2), 0)
+    more = write_scripts(tmp_path / "5", 5)
+    respond(more, "-o", data, target, "--features=0,2")
+    texts = list(read_shards(data))
+    assert sorted(text.script for text in texts) == [0, 1, 2, 3, 4]
+    assert {text.features.shape[1] for text in texts} == {2 * 48}
+
+    others = write_scripts(tmp_path / "others", 5, first=50)
+    for arguments, said in (
+        ((more, target, "--features=2"), "target_layer_ids (0, 2), not (1, 3)"),
+        ((more, target, "--features=0,2", "--seed=1"), "seed 0, not 1"),
+        ((more, "--features=0,2"), f"target {target_folder}, not smollm2-135m"),
+        ((others, target, "--features=0,2"), "has texts of other scripts"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            respond(*arguments, "-o", data)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_texts_of_unknown_origin_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "shard-00-000000-000001.safetensors").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        Origin("smollm2-135m", (1, 2), 0).keep(tmp_path)
