@@ -34,6 +34,11 @@ class Batch:
     label_probs: torch.Tensor
     """The same shape; all zero where the text has no such row."""
 
+    @property
+    def real(self) -> torch.Tensor:
+        """[B, A, K - 1], true for drafted rows that the text has."""
+        return self.label_probs.sum(-1) > 0
+
     def to(self, device: str) -> Batch:
         """The batch on a device."""
         return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})

@@ -79,7 +79,7 @@ def draft(model: nn.Module, head: Head, batch: Batch) -> torch.Tensor:
 
 def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
     """Cross-entropy to the target's likeliest tokens, over them and a draw of all others."""
-    real = batch.label_probs.sum(-1) > 0
+    real = batch.real
     labels = batch.label_ids[real]
     probs = batch.label_probs[real]
     probs = probs / probs.sum(-1, keepdim=True)
@@ -118,6 +118,15 @@ def accepted(model: nn.Module, head: Head, batches: list[Batch]) -> dict[str, An
         "at_width_4": 1 + float(reached[:, :3].sum(-1).mean()),
         "conditional": [round(float(x), 3) for x in (reached.sum(0) / before.sum(0).clamp_min(1))],
     }
+
+
+def average_gradients(parameters: list[nn.Parameter], weight: torch.Tensor) -> None:
+    """The workers' mean, each with its own weight: a mean over fewer rows counts as such."""
+    flat = torch.cat([*(p.grad.flatten() for p in parameters), weight.new_ones(1)]) * weight
+    dist.all_reduce(flat)
+    parts = (flat[:-1] / flat[-1]).split([p.numel() for p in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
 
 
 class Trainer:
@@ -198,11 +207,7 @@ class Trainer:
         loss.backward()
         parameters = list(self.model.parameters())
         if self.args.workers > 1:
-            flat = torch.cat([p.grad.flatten() for p in parameters]) / self.args.workers
-            dist.all_reduce(flat)
-            parts = flat.split([p.numel() for p in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad.copy_(part.view_as(parameter))
+            average_gradients(parameters, (batch.real * self.weights).sum())
         nn.utils.clip_grad_norm_(parameters, 1.0)
         self.optimizer.step()
         self.steps += 1
