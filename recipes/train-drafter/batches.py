@@ -13,6 +13,8 @@ from shards import PREFIX, Text
 
 POOL = 16
 """Batches are cut from so many batches' worth of texts, sorted by length: little padding."""
+MULTIPLE = 32
+"""Of tokens in a batch's contexts: few shapes, since oneDNN keeps kernels and memory for each."""
 USER_SHARE = 0.25
 """How often an anchor in the user's message is taken, over one in the answer."""
 
@@ -61,6 +63,7 @@ class Batches:
         self.columns = columns
         self.prefix_features = prefix["features"][:, columns]
         self.block, self.anchors, self.mask_token_id = block, anchors, mask_token_id
+        self.own = torch.kron(torch.eye(anchors), torch.ones(block, block)).bool()
 
     def epoch(self, texts: list[Text], size: int, choose: random.Random) -> Iterator[Batch]:
         """All texts once, `size` a batch, in an order and with anchors that `choose` draws."""
@@ -76,7 +79,7 @@ class Batches:
         """One batch."""
         count, block, anchors = len(self.prefix_tokens), self.block, self.anchors
         longest = max(len(text.tokens) for text in texts)
-        size = count + longest
+        size = -(-(count + longest) // MULTIPLE) * MULTIPLE
         features = self.prefix_features.new_zeros(len(texts), size, self.prefix_features.shape[1])
         blocks = torch.full((len(texts), anchors, block), self.mask_token_id)
         starts = torch.zeros(len(texts), anchors, dtype=torch.long)
@@ -103,8 +106,7 @@ class Batches:
             1,
         )
         before = torch.arange(size) < starts.repeat_interleave(block, 1)[..., None]
-        own = torch.block_diag(*[torch.ones(block, block)] * anchors).bool()
-        mask = torch.cat([before, own.expand(len(texts), -1, -1)], -1)[:, None]
+        mask = torch.cat([before, self.own.expand(len(texts), -1, -1)], -1)[:, None]
         return Batch(features, blocks.flatten(1), positions, mask, label_ids, label_probs)
 
     def _anchors(self, text: Text, choose: random.Random) -> list[int]:

@@ -72,7 +72,7 @@ def draft(model: nn.Module, head: Head, batch: Batch) -> torch.Tensor:
         position_ids=batch.positions,
         attention_mask=batch.mask,
         noise_embedding=embedding(batch.blocks, head.embedding).float(),
-        target_hidden=batch.features.float(),
+        target_hidden=batch.features,
     )
     return hidden.view(shape[0], shape[1], shape[2] + 1, -1)[:, :, 1:]
 
@@ -91,7 +91,8 @@ def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tenso
     others = others[~taken[others]].unique()
     rows = head.output[torch.cat([known, others])]
     logits = (hidden[real].to(rows.dtype) @ rows.T).float()
-    logits[:, len(known) :] += math.log((size - len(known)) / len(others))
+    if len(others):
+        logits[:, len(known) :] += math.log((size - len(known)) / len(others))
     logprobs = logits.gather(1, places) - logits.logsumexp(-1, keepdim=True)
     losses = -(probs * logprobs).sum(-1)
     weight = weights.expand(real.shape)[real]
@@ -99,15 +100,15 @@ def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tenso
 
 
 @torch.no_grad()
-def accepted(model: nn.Module, head: Head, batches: list[Batch]) -> dict[str, Any]:
+def accepted(model: nn.Module, head: Head, batches: Iterable[Batch]) -> dict[str, Any]:
     """Acceptance on texts that are not trained on, from anchors anywhere, mostly in answers."""
     hits: list[torch.Tensor] = []
     for batch in batches:
         on = batch.to(DEVICE)
-        logits = draft(model, head, on).to(head.output.dtype) @ head.output.T
-        real = on.label_probs.sum(-1) > 0
-        whole = real.all(-1)
-        hits.append((logits.argmax(-1) == on.label_ids[..., 0])[whole].cpu())
+        hidden = draft(model, head, on).to(head.output.dtype)
+        # Text by text: the logits of a whole batch are gigabytes on a GPU's larger ones.
+        best = torch.stack([(rows @ head.output.T).argmax(-1) for rows in hidden])
+        hits.append((best == on.label_ids[..., 0])[on.real.all(-1)].cpu())
     hit = torch.cat(hits).float()
     if not len(hit):
         return {}  # texts shorter than a block
@@ -138,16 +139,14 @@ class Trainer:
         task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
         target = load_target(task.target)
         fair = _fair(read_shards(args.data), load_tokenizer(task.target))
-        held_out = [text for text in fair if text.script % HELD_OUT == 0]
+        self.held_out = [text for text in fair if text.script % HELD_OUT == 0]
         texts = [text for text in fair if text.script % HELD_OUT]
-        if not held_out or len(texts) < args.workers:
+        if not self.held_out or len(texts) < args.workers:
             fail(f"{args.data} has too few texts, {len(fair)}: run responses.py again for more")
         self.texts = texts[rank :: args.workers]
         self.batches = Batches(
             args.data, args.block, args.anchors, task.mask_token_id, task.columns
         )
-        checks = self.batches.epoch(held_out, args.texts, random.Random(0))
-        self.checks = list(itertools.islice(checks, CHECKS)) if rank == 0 else []
         torch.manual_seed(args.seed)
         if args.init == TARGET:
             config = drafters.make_config(
@@ -217,8 +216,9 @@ class Trainer:
     def _report(self) -> None:
         """Measure, print a line, save the drafter and the curve."""
         drafters.save(self.model, self.args.output)
+        epoch = self.batches.epoch(self.held_out, self.args.texts, random.Random(0))
         with torch.autocast(DEVICE, torch.bfloat16):
-            measured = accepted(self.model, self.head, self.checks)
+            measured = accepted(self.model, self.head, itertools.islice(epoch, CHECKS))
         row = {
             "step": self.steps,
             "minutes": round((time.monotonic() - self.started) / 60, 2),
