@@ -24,6 +24,7 @@ from torch.nn.functional import embedding
 
 from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.errors import DFlashError
+from tiny import save_target
 
 CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), ends=frozenset({2}))
 LAYERS, MASK, BLOCK = (0, 2, 4), 5, 4
@@ -199,3 +200,26 @@ def test_a_start_must_read_the_same(data: Path, drafter: DFlashDraftModel, tmp_p
     for features, mask_token in ((None, "6"), ((0, 2), None)):
         with pytest.raises(SystemExit):
             make_task(origin, str(tmp_path), features, mask_token)
+
+
+def test_a_drafter_turns_as_its_target(tmp_path: Path) -> None:
+    """The rotary rule goes with the layers that it starts from."""
+    rope = {
+        "rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    target = save_target(tmp_path / "target", "llama", rope_parameters=rope)
+    config = drafters.make_config(
+        target.config, (0, 1), 5, layers=2, block=BLOCK, intermediate=None
+    )
+    drafter = drafters.from_target(config, target, torch.randn(20, 2 * config.hidden_size))
+    drafters.save(drafter, tmp_path / "drafter")
+    wanted = target.model.rotary_emb.inv_freq
+    for found in (
+        drafter,
+        drafters.load(tmp_path / "drafter"),
+        DFlashDraftModel.from_pretrained(tmp_path / "drafter"),
+    ):
+        torch.testing.assert_close(found.rotary_emb.inv_freq, wanted)
+    pair = read_pair(tmp_path / "target", tmp_path / "drafter").config
+    assert pair.drafter.attention.rope == pair.target.attention.rope
