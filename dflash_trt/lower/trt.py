@@ -63,6 +63,7 @@ def lower_to_trt(
         claimed["inject_kv"] = injection_by(plugin)
     lowering = TrtEmitter(network, trt, weights, compute, claimed, fixed.sizes)
     lowering.unused = _unused(graph)
+    lowering.halves = _first_halves(graph)
     lowering.repeated = _repeated(graph, weights)
     for tensor in graph.inputs:
         if tensor.name in fixed.inputs:
@@ -86,6 +87,26 @@ def _unused(graph: Graph) -> set[Node]:
             is_cond = node.op == "cond"
             wanted += [node.attrs["then"].outputs["result"]] if is_cond else node.inputs
     return unused
+
+
+def _first_halves(graph: Graph) -> dict[Node, Node]:
+    """The first by the second of each reshape and transpose that follow one another.
+
+    Both become one layer if nothing else reads what is between. A layer costs a build milliseconds.
+    """
+    nodes = list(graph.walk())
+    maker = {output: node for node in nodes for output in node.outputs}
+    graphs = [graph, *(a for node in nodes for a in node.attrs.values() if isinstance(a, Graph))]
+    reads = Counter(tensor for node in nodes for tensor in node.inputs)
+    reads.update(tensor for each in graphs for tensor in each.outputs.values())
+    halves: dict[Node, Node] = {}
+    for node in nodes:
+        before = maker.get(node.inputs[0]) if node.inputs else None
+        if before is None or before in halves or reads[node.inputs[0]] > 1:
+            continue
+        if {before.op, node.op} == {"reshape", "transpose"}:
+            halves[node] = before
+    return halves
 
 
 def _repeated(graph: Graph, weights: TrtWeights) -> frozenset[str]:

@@ -60,13 +60,14 @@ class TrtEmitter(Walker[Any]):
             types.BOOL: np.dtype(np.bool_),
         }  # fmt: skip
         self.unused: Collection[Node] = ()  # nodes to leave out
+        self.halves: Mapping[Node, Node] = {}  # the first by the second of two that are one layer
         self.repeated: frozenset[str] = frozenset()  # weights of more than one product
         self._sizes = sizes
         self._memo: dict[object, list[TrtTensor]] = {}
 
     def node(self, node: Node) -> None:
-        """Emit one node, unless nothing needs it."""
-        if node not in self.unused:
+        """Emit one node, unless nothing needs it or another does it too."""
+        if node not in self.unused and node not in self.halves.values():
             super().node(node)
 
     def dims(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -84,14 +84,17 @@ def _quantized(
         inputs = _fp8_rows(low, node, unit), _fp8_matrix(low, node, stem, stack.packed)
     else:
         inputs = _nvfp4_rows(low, node, unit), _nvfp4_matrix(low, node, stem, stack.packed)
-    product = _matmul(low, node, *inputs, names)
-    parts = []
-    for start, size, factor in zip(np.cumsum([0, *sizes]), sizes, stack.factors, strict=False):
-        part = product if len(sizes) == 1 else last_slice(low, node, product, int(start), size)
-        ratio = low.const(np.full((1,) * len(x.shape), factor), x.dtype, node)
-        scale = peak if factor == 1 else binary(low, node, "PROD", peak, ratio)
-        parts.append(binary(low, node, "PROD", part, scale))
-    return parts
+    product = binary(low, node, "PROD", _matmul(low, node, *inputs, names), peak)
+    if any(factor != 1 for factor in stack.factors):
+        factors = np.repeat(stack.factors, sizes).reshape((1,) * (len(x.shape) - 1) + (-1,))
+        product = binary(low, node, "PROD", product, low.const(factors, x.dtype, node))
+    if len(sizes) == 1:
+        return [product]
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    return [
+        last_slice(low, node, product, start, size)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def _dense(

@@ -14,7 +14,6 @@ from dflash_trt.lower.trt_math import (
     arange,
     binary,
     reduced,
-    reshaped,
     shape_of,
     unary,
 )
@@ -43,20 +42,31 @@ def _iota(low: TrtEmitter, node: Node) -> list[TrtTensor | Literal]:
     return [arange(low, node, low.names[node.inputs[0]])]
 
 
-def _reshape(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    old, new = low.dims(node.inputs[0].shape), low.dims(node.outputs[0].shape)
-    return [reshaped(low, node, low.value(node.inputs[0], node), copied_dims(old, new))]
-
-
-def _transpose(low: TrtEmitter, node: Node) -> list[TrtTensor]:
-    x, perm = low.value(node.inputs[0], node), tuple(node.attrs["perm"])
+def _shuffle(low: TrtEmitter, node: Node) -> list[TrtTensor]:
+    """A reshape, a transpose, or both in either order."""
+    first = low.halves.get(node)
+    steps = [node] if first is None else [first, node]
+    x = low.value(steps[0].inputs[0], node)
+    kinds = [step.op for step in steps]
+    ways = [
+        copied_dims(*(low.dims(tensor.shape) for tensor in (step.inputs[0], step.outputs[0])))
+        if step.op == "reshape"
+        else list(step.attrs["perm"])
+        for step in steps
+    ]
 
     def make() -> TrtTensor:
         layer = low.network.add_shuffle(x)
-        layer.first_transpose = perm
+        for kind, way in zip(kinds, ways, strict=True):
+            if kind == "reshape":
+                layer.reshape_dims = way
+            elif kind == kinds[0]:
+                layer.first_transpose = way
+            else:
+                layer.second_transpose = way
         return layer
 
-    return low.layer(node, "transpose", [x], make, *perm)
+    return low.layer(node, "+".join(kinds), [x], make, *map(tuple, ways))
 
 
 def _concat(low: TrtEmitter, node: Node) -> list[TrtTensor]:
@@ -147,8 +157,8 @@ EMITTERS: dict[str, Emitter] = {
     "param": _param,
     "size": _size,
     "iota": _iota,
-    "reshape": _reshape,
-    "transpose": _transpose,
+    "reshape": _shuffle,
+    "transpose": _shuffle,
     "concat": _concat,
     "gather_rows": _gather_rows,
     "take": _take,

@@ -34,13 +34,14 @@ def _threshold(low: TrtEmitter, node: Node) -> list[TrtTensor]:
     for first in range(0, len(THRESHOLD_DIGITS), AT_A_TIME):
         digits = THRESHOLD_DIGITS[first : first + AT_A_TIME]
         steps = np.arange(1, 1 << len(digits)) * digits[-1]
-        below = binary(low, node, "GREATER", binary(low, node, "SUM", found, number(steps)), rows)
+        higher = binary(low, node, "SUM", found, number(steps))
+        below = binary(low, node, "GREATER", higher, rows)
         total = reduced(low, node, "SUM", select(low, node, below, zero, weights), True)
         lacks = binary(low, node, "GREATER", need, total)
-        gained = select(low, node, lacks, zero, number(digits[-1]))
-        if len(steps) > 1:  # beside the noise, TensorRT-RTX 1.7 cannot build a sum over one element
-            gained = reduced(low, node, "SUM", gained, True, axes=1 << (rank - 1))
-        found = binary(low, node, "SUM", found, gained)
+        reached = select(low, node, lacks, found, higher)
+        # Beside the noise, TensorRT-RTX 1.7 cannot build a reduction over one element.
+        is_one = len(steps) == 1
+        found = reached if is_one else reduced(low, node, "MAX", reached, True, 1 << (rank - 1))
     return [reshaped(low, node, found, [*lead, 1])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -229,3 +230,26 @@ def test_outputs_that_are_inputs_or_constants_are_copies() -> None:
     lower_to_trt(graph, made.network, trt, TrtWeights(StoredArrays({}), format_of("bf16")), "bf16")
     assert list(made.inputs()) == ["x"]
     assert list(made.outputs()) == ["same", "again", "fixed"]
+
+
+def shuffles(body: Callable[[g.Tensor], list[g.Tensor]]) -> int:
+    graph = Graph("ops")
+    with tracing(graph):
+        for index, tensor in enumerate(body(graph.add_input("x", ("b", 6), DType.F32))):
+            graph.add_output(f"y{index}", tensor)
+    made = Network()
+    lower_to_trt(graph, made.network, trt, TrtWeights(StoredArrays({}), format_of("bf16")), "bf16")
+    return sum(layer.type == trt.LayerType.SHUFFLE for layer in made.layers())
+
+
+def test_a_reshape_and_a_transpose_are_one_layer_if_nothing_reads_what_is_between() -> None:
+    def split(x: g.Tensor) -> g.Tensor:
+        return g.reshape(x, ("b", 2, 3))
+
+    def turned(x: g.Tensor) -> g.Tensor:
+        return g.transpose(x, (0, 2, 1))
+
+    assert shuffles(lambda x: [turned(split(x))]) == 1
+    assert shuffles(lambda x: [g.reshape(turned(split(x)), ("b", 6))]) == 2
+    assert shuffles(lambda x: [turned(y := split(x)), y]) == 2
+    assert shuffles(lambda x: [turned(y := split(x)), g.mul(y, 2.0)]) == 2

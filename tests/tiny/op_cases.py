@@ -235,6 +235,15 @@ CASES: dict[str, Case] = {
     "reshape-merge": simple(lambda x: g.reshape(x, ("b", "all")), X, wanted=X.reshape(2, 24),
                             dims={"in0": ("b", "s", 8)}),
     "transpose": simple(lambda x: g.transpose(x, (2, 0, 1)), X, wanted=X.transpose(2, 0, 1)),
+    "transpose-of-reshape": simple(
+        lambda x: g.transpose(g.reshape(x, ("b", "s", 2, 4)), (0, 2, 1, 3)), X,
+        wanted=X.reshape(2, 3, 2, 4).transpose(0, 2, 1, 3), dims={"in0": ("b", "s", 8)}),
+    "reshape-of-transpose": simple(
+        lambda x: g.reshape(g.transpose(x, (1, 0, 2)), ("s", "all")), X,
+        wanted=X.transpose(1, 0, 2).reshape(3, 16), dims={"in0": ("b", "s", 8)}),
+    "transpose-of-read-reshape": simple(
+        lambda x: [g.transpose(y := g.reshape(x, ("b", 12, 2)), (0, 2, 1)), g.mul(y, 2.0)], X,
+        wanted=[X.reshape(2, 12, 2).transpose(0, 2, 1), X.reshape(2, 12, 2) * 2]),
     "concat": simple(lambda a, b: g.concat([a, b, a], 1, 9), X, X + 1,
                      wanted=np.concatenate([X, X + 1, X], 1)),
     "gather_rows": simple(g.gather_rows, X, ROWS,
