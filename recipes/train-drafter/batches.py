@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -57,27 +57,35 @@ class Batches:
         mask_token_id: int,
         columns: slice | torch.Tensor = slice(None),
     ) -> None:
-        """`anchors` a text; `columns` of the features are given to the drafter."""
+        """`anchors` a text, of `block` rows each; `columns` of the features go to the drafter."""
         prefix = load_file(folder / PREFIX)
         self.prefix_tokens = prefix["tokens"].int()
         self.columns = columns
         self.prefix_features = prefix["features"][:, columns]
         self.block, self.anchors, self.mask_token_id = block, anchors, mask_token_id
-        self.own = torch.kron(torch.eye(anchors), torch.ones(block, block)).bool()
 
-    def epoch(self, texts: list[Text], size: int, choose: random.Random) -> Iterator[Batch]:
-        """All texts once, `size` a batch, in an order and with anchors that `choose` draws."""
+    def epoch(
+        self, texts: list[Text], size: int, choose: random.Random, widths: Sequence[int] = ()
+    ) -> Iterator[Batch]:
+        """All texts once, `size` a batch, in an order and with anchors that `choose` draws.
+
+        Each batch has one of `widths`, the block's if there are none.
+        """
+        widths = widths or (self.block,)
         order = list(range(len(texts)))
         choose.shuffle(order)
         for start in range(0, len(order), size * POOL):
             pool = sorted(order[start : start + size * POOL], key=lambda i: len(texts[i].tokens))
             groups = [pool[i : i + size] for i in range(0, len(pool), size)]
             choose.shuffle(groups)
-            yield from (self.batch([texts[i] for i in group], choose) for group in groups)
+            for group in groups:
+                yield self.batch([texts[i] for i in group], choose, choose.choice(widths))
 
-    def batch(self, texts: list[Text], choose: random.Random) -> Batch:
-        """One batch."""
-        count, block, anchors = len(self.prefix_tokens), self.block, self.anchors
+    def batch(self, texts: list[Text], choose: random.Random, width: int | None = None) -> Batch:
+        """One batch, of blocks of `width` rows: where they are shorter there are more of them."""
+        block = width or self.block
+        count, anchors = len(self.prefix_tokens), max(1, self.anchors * self.block // block)
+        own = torch.kron(torch.eye(anchors), torch.ones(block, block)).bool()
         longest = max(len(text.tokens) for text in texts)
         size = -(-(count + longest) // MULTIPLE) * MULTIPLE
         features = self.prefix_features.new_zeros(len(texts), size, self.prefix_features.shape[1])
@@ -90,7 +98,7 @@ class Batches:
             length = len(text.tokens)
             features[i, :count] = self.prefix_features
             features[i, count : count + length] = text.features[:, self.columns]
-            at = torch.tensor(self._anchors(text, choose))
+            at = torch.tensor(_anchors(text, choose, anchors))
             starts[i] = at + count
             blocks[i, :, 0] = text.tokens[at]
             rows = at[:, None] + torch.arange(block - 1)
@@ -106,14 +114,15 @@ class Batches:
             1,
         )
         before = torch.arange(size) < starts.repeat_interleave(block, 1)[..., None]
-        mask = torch.cat([before, self.own.expand(len(texts), -1, -1)], -1)[:, None]
+        mask = torch.cat([before, own.expand(len(texts), -1, -1)], -1)[:, None]
         return Batch(features, blocks.flatten(1), positions, mask, label_ids, label_probs)
 
-    def _anchors(self, text: Text, choose: random.Random) -> list[int]:
-        last = len(text.tokens) - 1
-        answer = range(max(0, min(text.answer_start - 1, last)), last)
-        user = range(answer.start)
-        weights = [USER_SHARE] * len(user) + [1.0] * len(answer)
-        picked = {i: choose.random() ** (1 / w) for i, w in enumerate(weights)}
-        best = sorted(picked, key=picked.__getitem__, reverse=True)[: self.anchors] or [0]
-        return [best[i % len(best)] for i in range(self.anchors)]
+
+def _anchors(text: Text, choose: random.Random, count: int) -> list[int]:
+    last = len(text.tokens) - 1
+    answer = range(max(0, min(text.answer_start - 1, last)), last)
+    user = range(answer.start)
+    weights = [USER_SHARE] * len(user) + [1.0] * len(answer)
+    picked = {i: choose.random() ** (1 / w) for i, w in enumerate(weights)}
+    best = sorted(picked, key=picked.__getitem__, reverse=True)[:count] or [0]
+    return [best[i % len(best)] for i in range(count)]

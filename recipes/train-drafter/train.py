@@ -78,7 +78,10 @@ def draft(model: nn.Module, head: Head, batch: Batch) -> torch.Tensor:
 
 
 def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy to the target's likeliest tokens, over them and a draw of all others."""
+    """Cross-entropy to the target's likeliest tokens, over them and a draw of all others.
+
+    `weights` are those of a whole block's rows; a batch may have fewer.
+    """
     real = batch.real
     labels = batch.label_ids[real]
     probs = batch.label_probs[real]
@@ -95,7 +98,7 @@ def loss_of(hidden: torch.Tensor, head: Head, batch: Batch, weights: torch.Tenso
         logits[:, len(known) :] += math.log((size - len(known)) / len(others))
     logprobs = logits.gather(1, places) - logits.logsumexp(-1, keepdim=True)
     losses = -(probs * logprobs).sum(-1)
-    weight = weights.expand(real.shape)[real]
+    weight = weights[: real.shape[-1]].expand(real.shape)[real]
     return (losses * weight).sum() / weight.sum()
 
 
@@ -174,7 +177,8 @@ class Trainer:
         self.started = time.monotonic()
         done = 0.0
         while done < 1:
-            for batch in self.batches.epoch(self.texts, self.args.texts, choose):
+            widths = self.args.widths or (self.args.block,)
+            for batch in self.batches.epoch(self.texts, self.args.texts, choose, widths):
                 done = self._done()
                 if done >= 1:
                     break
@@ -206,11 +210,12 @@ class Trainer:
         loss.backward()
         parameters = list(self.model.parameters())
         if self.args.workers > 1:
-            average_gradients(parameters, (batch.real * self.weights).sum())
+            weights = self.weights[: batch.real.shape[-1]]
+            average_gradients(parameters, (batch.real * weights).sum())
         nn.utils.clip_grad_norm_(parameters, 1.0)
         self.optimizer.step()
         self.steps += 1
-        self.anchors += self.args.anchors * len(batch.blocks) * self.args.workers
+        self.anchors += batch.real[..., 0].numel() * self.args.workers
         self.losses.append(float(loss.detach()))
 
     def _report(self) -> None:
@@ -262,6 +267,8 @@ def main() -> None:
     task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
     if args.init == TARGET and args.layers > task.num_layers:
         fail(f"--layers {args.layers}: the target has {task.num_layers} to start from")
+    if max(args.widths or [0]) > args.block:
+        fail(f"--widths {max(args.widths)} is above --block {args.block}")
     if DEVICE == "cuda" and args.workers > 1:
         fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
@@ -298,6 +305,12 @@ def arguments() -> argparse.Namespace:
         help="of a drafter that starts from the target",
     )
     add("--intermediate", type=positive, help="likewise; default: the target's")
+    add(
+        "--widths",
+        type=block,
+        nargs="+",
+        help="of blocks in training, drawn by batch; default: --block",
+    )
     add("--anchors", type=positive, default=64 if on_gpu else 24, help="of a text in a step")
     add("--texts", type=positive, default=32 if on_gpu else 8, help="of a worker in a step")
     add("--lr", type=float, default=6e-4, help="highest learning rate")

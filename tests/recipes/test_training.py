@@ -59,32 +59,33 @@ def drafter(target: Any, data: Path) -> DFlashDraftModel:
     return drafters.from_target(config, target, features).eval()
 
 
-def a_batch(data: Path, count: int = 3) -> tuple[batches.Batch, list[Text]]:
-    texts = list(read_shards(data))[:count]
+def a_batch(data: Path, width: int | None = None) -> tuple[batches.Batch, list[Text]]:
+    texts = list(read_shards(data))[:3]
     maker = batches.Batches(data, BLOCK, anchors=5, mask_token_id=MASK)
-    return maker.batch(texts, random.Random(0)), texts
+    return maker.batch(texts, random.Random(0), width), texts
 
 
+@pytest.mark.parametrize(("width", "anchors"), [(BLOCK, 5), (BLOCK // 2, 10)])
 def test_a_block_sees_what_it_would_when_decoding(
-    target: Any, data: Path, drafter: DFlashDraftModel
+    target: Any, data: Path, drafter: DFlashDraftModel, width: int, anchors: int
 ) -> None:
     """Every anchor's rows in the batch equal a forward of that block alone, with no mask."""
-    batch, texts = a_batch(data)
+    batch, texts = a_batch(data, width)
     head = train.Head(target)
     with torch.no_grad():
         found = train.draft(drafter, head, batch)
     size = batch.features.shape[1]
-    starts = batch.positions[:, size::BLOCK]
+    starts = batch.positions[:, size::width]
     for i in range(len(texts)):
-        for a in range(5):
+        for a in range(anchors):
             start = int(starts[i, a])
-            block = batch.blocks[i].view(5, BLOCK)[a]
-            assert block.tolist()[1:] == [MASK] * (BLOCK - 1)
+            block = batch.blocks[i].view(anchors, width)[a]
+            assert block.tolist()[1:] == [MASK] * (width - 1)
             tokens = [*CHAT.before[:-1], *texts[i].tokens.tolist()]
             assert int(block[0]) == tokens[start]
             with torch.no_grad():
                 alone = drafter(
-                    position_ids=torch.arange(start + BLOCK)[None],
+                    position_ids=torch.arange(start + width)[None],
                     noise_embedding=embedding(block, head.embedding)[None],
                     target_hidden=batch.features[i : i + 1, :start],
                 )[0, 1:]
@@ -132,8 +133,8 @@ def options_of_training(data: Path, output: Path, **changes: Any) -> Namespace:
     defaults = {
         "data": data, "output": output, "features": None, "mask_token": str(MASK),
         "init": "target", "minutes": 1, "steps": 80,
-        "block": BLOCK, "layers": 2, "intermediate": None, "anchors": 6, "texts": 6, "lr": 3e-3,
-        "weight_decay": 0.0,
+        "block": BLOCK, "widths": None, "layers": 2, "intermediate": None,
+        "anchors": 6, "texts": 6, "lr": 3e-3, "weight_decay": 0.0,
         "every": 10**9, "seed": 0, "workers": 1, "threads": 1,
     }  # fmt: skip
     return Namespace(**(defaults | changes))
@@ -158,6 +159,18 @@ def test_training_learns_and_what_it_saves_is_a_drafter(
     theirs = DFlashDraftModel.from_pretrained(output, dtype=torch.float32)
     for name, tensor in again.state_dict().items():
         assert torch.equal(theirs.state_dict()[name], tensor), name
+
+
+def test_blocks_of_training_may_be_shorter_than_the_drafters(data: Path, tmp_path: Path) -> None:
+    def trained(output: Path, widths: list[int] | None) -> dict[str, Any]:
+        train.work(0, options_of_training(data, output, steps=3, widths=widths))
+        return json.loads((output / "curve.json").read_text())[-1]
+
+    output = tmp_path / "drafter"
+    row = trained(output, [BLOCK // 2])
+    assert row["anchors"] == 2 * trained(tmp_path / "whole", None)["anchors"]
+    assert drafters.load(output).config.block_size == BLOCK
+    assert len(row["conditional"]) == BLOCK - 1  # measured at the whole block
 
 
 def test_a_drafter_may_read_some_of_the_features(
