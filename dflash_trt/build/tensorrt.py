@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dflash_trt import contract
+from dflash_trt.build.heap import return_large_blocks
 from dflash_trt.build.network_hash import hash_network
 from dflash_trt.build.trt_layers import read_layers
 from dflash_trt.build.trt_log import Messages, logger_into, make_monitor
@@ -60,6 +61,7 @@ def build_engine(
     Ctrl-C ends the build at TensorRT's next step. Raises `BuildError` with TensorRT's first error,
     `OSError` when the file cannot be written, and what `define` raises.
     """
+    return_large_blocks()
     messages = Messages()
     logger = logger_into(trt, messages)
     builder = trt.Builder(logger)
