@@ -7,6 +7,7 @@ OUT    ?= out
 ENGINE ?= $(OUT)/smollm2-135m
 WIDTH  ?= 4
 MINUTES ?= 12
+TARGET ?= smollm2-135m
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
 BIN  := $(VENV)/bin
@@ -89,8 +90,9 @@ bench: $(TEST)  ## decode on the CPU against transformers, a step against its pr
 	$(BIN)/python bench/decode_cpu.py --engine fp32=$(OUT)/bench-fp32 --engine int4=$(OUT)/bench-int4 \
 	    --recipe smollm2-135m --output $(OUT)/decode_cpu.json
 
-drafter: $(TEST)  ## train a drafter for the demo's target, in MINUTES; recipes/train-drafter says how
-	$(BIN)/python recipes/train-drafter/run.py --output $(OUT)/train-drafter --minutes $(MINUTES)
+drafter: $(TEST)  ## train a drafter for TARGET, in MINUTES; recipes/train-drafter says how
+	$(BIN)/python recipes/train-drafter/run.py --output $(OUT)/train-drafter/$(notdir $(TARGET)) \
+	    --minutes $(MINUTES) --target $(TARGET)
 
 check: lint test  ## what a commit must pass: lint and test
 

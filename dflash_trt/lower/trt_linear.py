@@ -84,10 +84,11 @@ def _quantized(
         inputs = _fp8_rows(low, node, unit), _fp8_matrix(low, node, stem, stack.packed)
     else:
         inputs = _nvfp4_rows(low, node, unit), _nvfp4_matrix(low, node, stem, stack.packed)
-    product = binary(low, node, "PROD", _matmul(low, node, *inputs, names), peak)
-    if any(factor != 1 for factor in stack.factors):
+    product = _matmul(low, node, *inputs, names)
+    if any(factor != 1 for factor in stack.factors):  # before the peak, which FP16 might not hold
         factors = np.repeat(stack.factors, sizes).reshape((1,) * (len(x.shape) - 1) + (-1,))
         product = binary(low, node, "PROD", product, low.const(factors, x.dtype, node))
+    product = binary(low, node, "PROD", product, peak)
     if len(sizes) == 1:
         return [product]
     starts = np.cumsum([0, *sizes[:-1]]).tolist()

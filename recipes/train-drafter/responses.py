@@ -23,7 +23,16 @@ from origin import FEATURES, Origin, choose_layers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
 from scripts import Script, read_scripts
-from shards import PREFIX, TOP, Text, finished_ids, read_shards, write_file, write_shard
+from shards import (
+    PREFIX,
+    TOP,
+    Text,
+    finished_ids,
+    read_shards,
+    shard_files,
+    write_file,
+    write_shard,
+)
 from target import DEVICE, ChatFormat, find_target, load_target, load_tokenizer, read_facts
 from transformers import DynamicCache
 
@@ -223,6 +232,8 @@ def main() -> None:
     total = len(scripts)
     target = find_target(args.target)
     chat = ChatFormat.of(load_tokenizer(target))
+    if not scripts:
+        fail(f"{args.scripts} has no scripts")
     longest = max(max(len(s.user_ids), args.user * s.open) for s in scripts)
     least = len(chat.before) + longest + len(chat.after) + 1
     if args.max_tokens < least:
@@ -253,6 +264,8 @@ def main() -> None:
             progress.update(task, completed=texts.value, description=f"{rate:,.0f} tokens/s")
     if any(process.exitcode for process in workers):
         fail("a worker failed, as said above; what it had written stays for the next run")
+    if not shard_files(args.output):
+        fail(f"no text ended in time: give more than --minutes {args.minutes:g}, or fewer --slots")
 
 
 def _check_scripts(folder: Path, scripts: list[Script]) -> None:

@@ -22,6 +22,8 @@ import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
 from target import find_target, load_tokenizer
 
+from dflash_trt import swap
+
 PACKAGES = ("algorithms", "boltons", "more_itertools", "toolz", "networkx", "sympy")
 MAX_CODE_TOKENS = 110
 
@@ -138,7 +140,8 @@ def main() -> None:
         ids = tokenizer.encode(user, add_special_tokens=False) if user else []
         temperature = choose.choice((0.0, 0.0, 0.0, 0.7))
         scripts.append(Script(number, tuple(ids), is_open, temperature))
-    args.output.write_text("".join(json.dumps(asdict(s)) + "\n" for s in scripts))
+    lines = "".join(json.dumps(asdict(script)) + "\n" for script in scripts)
+    swap.write_file(args.output, lines.encode())
     print(
         f"{len(scripts)} scripts, {sum(not s.open for s in scripts)} of them ask for Python; "
         f"{len(found)} functions found, {passed} passed over for their overlap with evaluation"

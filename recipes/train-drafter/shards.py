@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from dflash_trt import swap
+from dflash_trt.errors import CheckpointError
 
 TOP = 8
 PREFIX = "prefix.safetensors"
@@ -72,8 +73,13 @@ def finished_ids(folder: Path) -> set[int]:
 def read_shards(folder: Path) -> Iterator[Text]:
     """All texts of a folder: views of the mapped files, so memory holds what is looked at."""
     for file in shard_files(folder):
-        with safe_open(file, "pt") as shard:
-            whole = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        try:
+            with safe_open(file, "pt") as shard:
+                whole = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{file}: is no whole shard: {error}", hint="delete it: its texts are made again"
+            ) from error
         lengths = whole["lengths"].tolist()
         parts = [
             whole[name].split(lengths) for name in ("tokens", "features", "top_ids", "top_probs")

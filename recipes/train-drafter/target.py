@@ -50,7 +50,9 @@ class ChatFormat:
                 "behind it",
                 "the recipe needs a target whose template puts at least 2 and 1",
             )
-        return cls(tuple(before), tuple(after), frozenset((after[0], *tokenizer.stop_ids)))
+        # A frame of ordinary tokens, such as a newline, does not tell where an answer ends.
+        own = tokenizer.special_ids.intersection(after[:1])
+        return cls(tuple(before), tuple(after), own.union(tokenizer.stop_ids))
 
 
 def _common(one: list[int], two: list[int]) -> list[int]:

@@ -275,9 +275,10 @@ def main() -> None:
     (args.output / MEETING).unlink(missing_ok=True)
     try:
         mp.spawn(work, (args,), nprocs=args.workers)
-    except mp.ProcessExitedException:
-        fail("a worker ended early; what it said stands above")
-    (args.output / MEETING).unlink(missing_ok=True)
+    except mp.ProcessException as error:
+        fail(f"a worker ended early: {str(error).strip().splitlines()[-1]}")
+    finally:
+        (args.output / MEETING).unlink(missing_ok=True)
 
 
 def arguments() -> argparse.Namespace:

@@ -30,7 +30,7 @@ def test_help(script: str) -> None:
     [
         (("responses.py", "nowhere.jsonl", "-o", "x"), "there is no file nowhere.jsonl"),
         (("train.py", "nowhere", "-o", "x"), "run responses.py first"),
-        (("train.py", ".", "-o", "x", "--minutes", "nan"), "run responses.py first"),
+        (("run.py", "-o", "x", "--minutes", "nan"), "nan is no time in minutes"),
         (("run.py", "-o", "x", "--minutes", "0"), "0 is no time in minutes"),
         (("run.py", "-o", "x", "--minutes", "1"), "too short on a CPU"),
         (("run.py", "-o", "x", "--init", "nowhere"), "neither target nor a drafter's folder"),

@@ -11,6 +11,8 @@ import responses
 from origin import Origin
 from shards import read_shards
 
+from dflash_trt.errors import CheckpointError
+
 SIZES = ("--slots=2", "--workers=1", "--threads=1", "--max-tokens=40", "--user=8", "--answer=8")
 Respond = Callable[..., None]
 
@@ -60,6 +62,22 @@ def test_a_folder_is_of_one_target_seed_and_choice_of_features(
             respond(*arguments, "-o", data)
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
+
+
+def test_a_shard_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "shard-00-000000-000001.safetensors"
+    for content in (b"", b"\x10", b"\xff" * 64):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"000001\.safetensors: is no whole shard"):
+            list(read_shards(tmp_path))
+
+
+def test_a_file_without_scripts_is_said(
+    respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        respond(write_scripts(tmp_path / "0", 0), "-o", tmp_path / "a", f"--target={target_folder}")
+    assert "has no scripts" in capsys.readouterr().err
 
 
 def test_texts_of_unknown_origin_are_refused(tmp_path: Path) -> None:

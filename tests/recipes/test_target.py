@@ -94,3 +94,11 @@ def test_a_message_ends_at_its_end_or_at_the_models(target_folder: Path) -> None
     chat = ChatFormat.of(tokenizer)
     assert [tokenizer.decode(ids, False) for ids in (chat.before, chat.after)] == ["U:", ";A:"]
     assert chat.ends == {tokenizer.token_to_id(";"), tokenizer.token_to_id("$")}
+
+
+def test_ordinary_tokens_end_no_message(target_folder: Path) -> None:
+    """A newline behind a message may be in one too."""
+    tokenizer = a_tokenizer(target_folder, special="#$", stop="$")
+    chat = ChatFormat.of(tokenizer)
+    assert tokenizer.decode(chat.after, False) == ";A:"
+    assert chat.ends == {tokenizer.token_to_id("$")}
