@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +36,20 @@ def fail(message: str) -> NoReturn:
     """End with a line."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep a second run out of a folder, for as long as this process and block last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"another run is at work in {folder}")
+        yield
+    finally:
+        os.close(handle)
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

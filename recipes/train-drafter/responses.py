@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from command import add_target, existing_file, fail, features, minutes, positive, run
+from command import add_target, alone, existing_file, fail, features, minutes, positive, run
 from origin import FEATURES, Origin, choose_layers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
@@ -240,7 +240,14 @@ def main() -> None:
         fail(f"--max-tokens {args.max_tokens}: the longest message of {longest} needs {least}")
     layer_ids = choose_layers(args.features, read_facts(target).num_layers)
     Origin(args.target, layer_ids, args.seed).keep(args.output)
-    _check_scripts(args.output, scripts)
+    with alone(args.output):
+        _check_scripts(args.output, scripts)
+        _respond(args, total)
+    if not shard_files(args.output):
+        fail(f"no text ended in time: give more than --minutes {args.minutes:g}, or fewer --slots")
+
+
+def _respond(args: argparse.Namespace, total: int) -> None:
     context = mp.get_context("spawn")
     tokens, texts = context.Value("q", 0), context.Value("q", len(finished_ids(args.output)))
     workers = [
@@ -264,8 +271,6 @@ def main() -> None:
             progress.update(task, completed=texts.value, description=f"{rate:,.0f} tokens/s")
     if any(process.exitcode for process in workers):
         fail("a worker failed, as said above; what it had written stays for the next run")
-    if not shard_files(args.output):
-        fail(f"no text ended in time: give more than --minutes {args.minutes:g}, or fewer --slots")
 
 
 def _check_scripts(folder: Path, scripts: list[Script]) -> None:

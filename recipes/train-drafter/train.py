@@ -26,7 +26,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import Batch, Batches
-from command import TARGET, block, fail, features, minutes, positive, run, start, texts_folder
+from command import (
+    TARGET,
+    alone,
+    block,
+    fail,
+    features,
+    minutes,
+    positive,
+    run,
+    start,
+    texts_folder,
+)
 from evaluation import Overlap
 from origin import Origin
 from shards import Text, read_shards
@@ -272,6 +283,11 @@ def main() -> None:
     if DEVICE == "cuda" and args.workers > 1:
         fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
+    with alone(args.output):
+        _train(args)
+
+
+def _train(args: argparse.Namespace) -> None:
     (args.output / MEETING).unlink(missing_ok=True)
     try:
         mp.spawn(work, (args,), nprocs=args.workers)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import responses
+from command import alone
 from origin import Origin
 from shards import read_shards
 
@@ -70,6 +71,18 @@ def test_a_shard_that_is_not_whole_is_named(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"000001\.safetensors: is no whole shard"):
             list(read_shards(tmp_path))
+
+
+def test_a_second_run_in_a_folder_is_kept_out(
+    respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = tmp_path / "data", write_scripts(tmp_path / "2", 2)
+    data.mkdir()
+    with alone(data), pytest.raises(SystemExit):
+        respond(file, "-o", data, f"--target={target_folder}", "--features=0,2")
+    assert "another run is at work" in capsys.readouterr().err
+    with alone(data):  # whoever held it has let go
+        pass
 
 
 def test_a_file_without_scripts_is_said(
