@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ def lower_to_trt(
 def _unused(graph: Graph) -> set[Node]:
     """Nodes that no output needs where every `cond` computes `then`."""
     nodes = list(graph.walk())
-    maker = {output: node for node in nodes for output in node.outputs}
+    maker = _makers(nodes)
     unused, wanted = set(nodes), list(graph.outputs.values())
     while wanted:
         node = maker.get(wanted.pop())
@@ -89,13 +89,17 @@ def _unused(graph: Graph) -> set[Node]:
     return unused
 
 
+def _makers(nodes: Iterable[Node]) -> dict[Tensor, Node]:
+    return {output: node for node in nodes for output in node.outputs}
+
+
 def _first_halves(graph: Graph) -> dict[Node, Node]:
     """The first by the second of each reshape and transpose that follow one another.
 
     Both become one layer if nothing else reads what is between. A layer costs a build milliseconds.
     """
     nodes = list(graph.walk())
-    maker = {output: node for node in nodes for output in node.outputs}
+    maker = _makers(nodes)
     graphs = [graph, *(a for node in nodes for a in node.attrs.values() if isinstance(a, Graph))]
     reads = Counter(tensor for node in nodes for tensor in node.inputs)
     reads.update(tensor for each in graphs for tensor in each.outputs.values())

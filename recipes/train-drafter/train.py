@@ -188,8 +188,8 @@ class Trainer:
         self.started = time.monotonic()
         done = 0.0
         while done < 1:
-            widths = self.args.widths or (self.args.block,)
-            for batch in self.batches.epoch(self.texts, self.args.texts, choose, widths):
+            epoch = self.batches.epoch(self.texts, self.args.texts, choose, self.args.widths or ())
+            for batch in epoch:
                 done = self._done()
                 if done >= 1:
                     break
