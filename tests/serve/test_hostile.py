@@ -181,5 +181,5 @@ def test_template_flags_over_triton(server: Server) -> None:
     for name in ("messages", "tools"):
         flags = json.dumps({name: []})
         answer = over_grpc(server, messages=messages, chat_template_kwargs=flags, max_tokens=2)
-        assert answer.error.startswith("StatusCode.INVALID_ARGUMENT chat template flag")
+        assert answer.error.startswith("chat template flag")
         assert "reserved" in answer.error

