@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from shards import ORIGIN, PREFIX, shard_files
 
-from dflash_trt.build.recipe import recipe_names
 from dflash_trt.errors import DFlashError
 
 TARGET = "target"
@@ -50,23 +49,6 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """The option that says whose drafter it is."""
-    parser.add_argument(
-        "--target",
-        type=full_name,
-        default="smollm2-135m",
-        help="recipe, folder, .gguf file or hf:ORG/NAME, as `dflash-trt build` takes",
-    )
-
-
-def full_name(target: str) -> str:
-    """A target's name that means the same in any working directory."""
-    path = Path(target).expanduser()
-    is_path = target not in recipe_names() and os.path.exists(path)
-    return str(path.absolute()) if is_path else target
 
 
 def existing_file(text: str) -> Path:

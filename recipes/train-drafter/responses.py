@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from command import add_target, alone, existing_file, fail, features, minutes, positive, run
+from command import alone, existing_file, fail, features, minutes, positive, run
+from options import add_workers
 from origin import FEATURES, Origin, choose_layers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
 from scripts import Script, read_scripts
 from shards import (
+    FEATURES_DTYPE,
     PREFIX,
     TOP,
     Text,
@@ -98,13 +100,14 @@ class Writer:
         self.ring = Ring(model.config, slots, columns, out.logits)
         self.slots: list[Slot | None] = [None] * slots
         self.features = torch.zeros(
-            slots, columns, self.prefix_features.shape[-1], dtype=out.logits.dtype
+            slots, columns, self.prefix_features.shape[-1], dtype=FEATURES_DTYPE
         )
         self.top_ids = torch.zeros(slots, columns, TOP, dtype=torch.int32)
         self.top_probs = torch.zeros(slots, columns, TOP, dtype=torch.float16)
 
     def _features(self, out: Any) -> torch.Tensor:
-        return torch.cat([out.hidden_states[layer + 1] for layer in self.layer_ids], -1).cpu()
+        states = [out.hidden_states[layer + 1] for layer in self.layer_ids]
+        return torch.cat(states, -1).to("cpu", FEATURES_DTYPE)
 
     def fill(self, waiting: list[Script]) -> None:
         """Give free slots the next scripts."""
@@ -187,13 +190,14 @@ class Writer:
 def work(worker: int, parent: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
     """Write this worker's share of the scripts, while the process `parent` lives."""
     torch.set_num_threads(max(1, args.threads // args.workers))
-    target = find_target(args.target)
+    source, scripts = read_scripts(args.scripts)
+    target = find_target(source.target)
     chat = ChatFormat.of(load_tokenizer(target))
     layer_ids = Origin.read(args.output).target_layer_ids
     done = finished_ids(args.output)
-    waiting = [s for s in read_scripts(args.scripts)[worker :: args.workers] if s.id not in done]
+    waiting = [s for s in scripts[worker :: args.workers] if s.id not in done]
     with torch.inference_mode():
-        seed = args.seed * args.workers + worker
+        seed = source.seed * args.workers + worker
         writer = Writer(load_target(target), chat, layer_ids, args, seed)
         if worker == 0:
             write_file(
@@ -228,9 +232,8 @@ def _write(folder: Path, worker: int, texts: list[Text]) -> None:
 def main() -> None:
     """Run the workers and show how far they are."""
     args = arguments()
-    scripts = read_scripts(args.scripts)
-    total = len(scripts)
-    target = find_target(args.target)
+    source, scripts = read_scripts(args.scripts)
+    target = find_target(source.target)
     chat = ChatFormat.of(load_tokenizer(target))
     if not scripts:
         fail(f"{args.scripts} has no scripts")
@@ -239,10 +242,10 @@ def main() -> None:
     if args.max_tokens < least:
         fail(f"--max-tokens {args.max_tokens}: the longest message of {longest} needs {least}")
     layer_ids = choose_layers(args.features, read_facts(target).num_layers)
-    Origin(args.target, layer_ids, args.seed).keep(args.output)
+    Origin(source.target, layer_ids, source.seed).keep(args.output)
     with alone(args.output):
         _check_scripts(args.output, scripts)
-        _respond(args, total)
+        _respond(args, len(scripts))
     if not shard_files(args.output):
         fail(f"no text ended in time: give more than --minutes {args.minutes:g}, or fewer --slots")
 
@@ -284,20 +287,18 @@ def _check_scripts(folder: Path, scripts: list[Script]) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
+    on_gpu = DEVICE == "cuda"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("scripts", type=existing_file)
     add("-o", "--output", type=Path, required=True, help="folder of the shards")
-    add_target(parser)
     add(
         "--features",
         type=features,
         default=FEATURES,
         help="context features: how many, or of which layers (1,14,27)",
     )
-    add("--workers", type=positive, default=1 if on_gpu else cores, help="processes")
-    add("--threads", type=positive, default=cores, help="of all workers together")
+    add_workers(parser)
     add(
         "--slots",
         type=positive,
@@ -308,7 +309,6 @@ def arguments() -> argparse.Namespace:
     add("--user", type=positive, default=96, help="longest message that the target makes up")
     add("--answer", type=positive, default=192, help="longest answer")
     add("--minutes", type=minutes, help="stop after so long; run again to go on")
-    add("--seed", type=int, default=0)
     return parser.parse_args()
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from command import TARGET, add_target, fail, features, minutes, positive, run, start
+from command import TARGET, fail, features, minutes, positive, run, start
+from options import add_shape, add_target, add_workers, forwarded
 from origin import FEATURES, Origin, choose_layers
 from target import DEVICE, find_target, read_facts
 from task import make_task
@@ -21,45 +23,43 @@ from task import make_task
 HERE = Path(__file__).parent
 LEAST_MINUTES = 8
 """On two cores; in less, hardly a text ends before the responses' share of the time is over."""
+SCRIPTS_A_MINUTE = 10_000 if DEVICE == "cuda" else 500
+"""More than a machine answers, so that later calls have some left."""
 RESPONSES = 0.45
-"""Share of the time that goes into responses; the rest trains."""
+"""Share of the time that goes into scripts and responses; the rest trains."""
 
 
 def main() -> None:
     """Run the three scripts one after another."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for all of it")
-    parser.add_argument("--minutes", type=minutes, default=12)
-    parser.add_argument(
-        "--count", type=positive, default=100_000, help="scripts, more than time allows"
-    )
-    add_target(parser)
-    parser.add_argument(
-        "--features", type=features, default=FEATURES, help="how many, or of which layers (1,14,27)"
-    )
-    parser.add_argument("--mask-token", help="token or id; train.py --help says the default")
-    parser.add_argument(
-        "--init", type=start, help="a drafter to start from; default: an earlier call's, or target"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = arguments()
+    begun = time.monotonic()
+
+    def left(share: float) -> list[str]:
+        """Minutes until so much of the time is over, but some in any case."""
+        over = (time.monotonic() - begun) / 60
+        return ["--minutes", f"{max(share * args.minutes - over, 0.1 * args.minutes):.2f}"]
+
     if DEVICE == "cpu" and args.minutes < LEAST_MINUTES:
         fail(f"--minutes {args.minutes:g} is too short on a CPU, give at least {LEAST_MINUTES}")
     layer_ids = choose_layers(args.features, read_facts(find_target(args.target)).num_layers)
     scripts, data, drafter = (args.output / name for name in ("scripts.jsonl", "data", "drafter"))
     origin = Origin(args.target, layer_ids, args.seed)
     begin = args.init or (str(drafter) if (drafter / "model.safetensors").exists() else TARGET)
-    make_task(origin, begin, mask_token=args.mask_token)  # says here what is wrong, not later
+    shape = (args.block, args.layers, args.intermediate)
+    make_task(origin, begin, None, args.mask_token, *shape)  # says here what is wrong, not later
     origin.keep(data)
-    target, seed = f"--target={args.target}", f"--seed={args.seed}"
+    seed, workers = f"--seed={args.seed}", forwarded(args, add_workers)
     if not scripts.exists():
-        _run("scripts.py", "-o", scripts, "--count", args.count, target, seed)
+        target = forwarded(args, add_target)
+        count = args.count or round(args.minutes * SCRIPTS_A_MINUTE)
+        _run("scripts.py", "-o", scripts, "--count", count, *target, seed)
     layers = f"--features={','.join(map(str, layer_ids))},"
-    time = args.minutes * RESPONSES
-    _run("responses.py", scripts, "-o", data, "--minutes", time, target, seed, layers)
+    _run("responses.py", scripts, "-o", data, *left(RESPONSES), *workers, layers)
+    options = forwarded(args, add_shape)
     mask = [f"--mask-token={args.mask_token}"] if args.mask_token else []
-    time = args.minutes * (1 - RESPONSES)
-    _run("train.py", data, "-o", drafter, "--minutes", time, "--init", begin, seed, *mask)
+    _run(
+        "train.py", data, "-o", drafter, "--init", begin, *left(1), *workers, *options, seed, *mask
+    )
     print(f"{drafter}: build it with dflash-trt build --target {args.target} --drafter {drafter}")
 
 
@@ -67,6 +67,25 @@ def _run(script: str, *arguments: object) -> None:
     code = subprocess.call([sys.executable, str(HERE / script), *map(str, arguments)])
     if code:
         raise SystemExit(code)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("-o", "--output", type=Path, required=True, help="folder for all of it")
+    add("--minutes", type=minutes, default=12)
+    add("--count", type=positive, help="of scripts; default: more than time allows")
+    add_target(parser)
+    add(
+        "--features", type=features, default=FEATURES, help="how many, or of which layers (1,14,27)"
+    )
+    add("--mask-token", help="token or id; train.py --help says the default")
+    add("--init", type=start, help="a drafter to start from; default: an earlier call's, or target")
+    add_shape(parser)
+    add_workers(parser)
+    add("--seed", type=int, default=0)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -16,16 +16,23 @@ import random
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
+from options import add_target
 from target import find_target, load_tokenizer
 
 from dflash_trt import swap
+from dflash_trt.errors import CheckpointError
 
 PACKAGES = ("algorithms", "boltons", "more_itertools", "toolz", "networkx", "sympy")
 MAX_CODE_TOKENS = 110
+ASKED_ABOUT = 3
+"""How often a function is asked about, in frames that are drawn each time."""
+SPARE = 2
+"""So many times the functions needed are read: some are too long, or overlap with evaluation."""
 
 OPENERS = (
     "", "", "", "", "", "",
@@ -61,10 +68,29 @@ class Script:
     """Of the answer; 0 is greedy. An open message is drawn at temperature 1."""
 
 
-def read_scripts(file: Path) -> list[Script]:
-    """Scripts of a file, in order."""
-    rows = (json.loads(line) for line in file.read_text().splitlines())
-    return [Script(**{**row, "user_ids": tuple(row["user_ids"])}) for row in rows]
+@dataclass(frozen=True)
+class Source:
+    """A file's first line: whose token ids its scripts have, and what they were drawn from."""
+
+    target: str
+    """As `--target` names it; a path is absolute."""
+    seed: int
+
+
+def read_scripts(file: Path) -> tuple[Source, list[Script]]:
+    """Scripts of a file, in order. Raises `CheckpointError` for a file that is none of ours."""
+    try:
+        first, *rows = (json.loads(line) for line in file.read_text().splitlines())
+        scripts = [Script(**{**row, "user_ids": tuple(row["user_ids"])}) for row in rows]
+        return Source(**first), scripts
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file}: is not what scripts.py writes: {error}") from error
+
+
+def write_scripts(file: Path, source: Source, scripts: Iterable[Script]) -> None:
+    """Write a file that appears whole."""
+    lines = "".join(json.dumps(asdict(row)) + "\n" for row in (source, *scripts))
+    swap.write_file(file, lines.encode())
 
 
 def sources(packages: Iterable[str] = PACKAGES, *, library: bool = True) -> list[Path]:
@@ -88,9 +114,22 @@ def functions(files: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
             tree = ast.parse(file.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue
-        for node in ast.walk(tree):
+        classes = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
+        for node in chain(tree.body, *classes):
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 yield from _function(node)
+
+
+def some_functions(choose: random.Random, count: int) -> list[tuple[str, str, str]]:
+    """So many at least, if there are, from files that `choose` draws: to read all takes minutes."""
+    files = sources()
+    choose.shuffle(files)
+    found: set[tuple[str, str, str]] = set()
+    while files and len(found) < count * SPARE:
+        found.update(functions([files.pop()]))
+    some = sorted(found)
+    choose.shuffle(some)
+    return some
 
 
 def _function(node: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
@@ -110,25 +149,29 @@ def _function(node: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
     yield node.name, head, summary if summary.endswith(".") else summary + "."
 
 
-def main() -> None:
-    """Write the scripts."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=command.output_file, required=True)
     parser.add_argument("--count", type=command.positive, default=12_000)
     parser.add_argument("--code", type=float, default=0.4, help="share that asks for Python")
-    command.add_target(parser)
+    add_target(parser)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Write the scripts."""
+    args = arguments()
     choose = random.Random(args.seed)
     tokenizer = load_tokenizer(find_target(args.target))
     evaluation = Overlap.with_evaluation()
-    found = sorted(set(functions(sources())))
-    choose.shuffle(found)
+    found = some_functions(choose, round(args.count * args.code / ASKED_ABOUT))
     scripts, used, passed = [], 0, 0
     for number in range(args.count):
         user, is_open = choose.choice(OPENERS), True
         if choose.random() < args.code:
-            while used < len(found) * 3:
+            while used < len(found) * ASKED_ABOUT:
                 name, code, summary = found[used % len(found)]
                 used += 1
                 asked = choose.choice(TEMPLATES).format(name=name, code=code, summary=summary)
@@ -140,8 +183,7 @@ def main() -> None:
         ids = tokenizer.encode(user, add_special_tokens=False) if user else []
         temperature = choose.choice((0.0, 0.0, 0.0, 0.7))
         scripts.append(Script(number, tuple(ids), is_open, temperature))
-    lines = "".join(json.dumps(asdict(script)) + "\n" for script in scripts)
-    swap.write_file(args.output, lines.encode())
+    write_scripts(args.output, Source(args.target, args.seed), scripts)
     print(
         f"{len(scripts)} scripts, {sum(not s.open for s in scripts)} of them ask for Python; "
         f"{len(found)} functions found, {passed} passed over for their overlap with evaluation"

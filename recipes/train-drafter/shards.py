@@ -3,7 +3,7 @@
 A shard is one safetensors file of whole texts, laid end to end. Each text starts after the prefix
 that all share (`prefix.safetensors`), and token i of it has
 
-- `features[i]`: outputs of the target's layers after it read the token, [F] in BF16;
+- `features[i]`: outputs of the target's layers after it read the token, [F] in FEATURES_DTYPE;
 - `top_ids[i]`, `top_probs[i]`: its likeliest next tokens and their probabilities, [TOP].
 """
 
@@ -21,6 +21,7 @@ from dflash_trt import swap
 from dflash_trt.errors import CheckpointError
 
 TOP = 8
+FEATURES_DTYPE = torch.bfloat16
 PREFIX = "prefix.safetensors"
 ORIGIN = "texts.json"
 

@@ -16,8 +16,19 @@ from dflash_trt.config import RopeConfig, TargetConfig
 from dflash_trt.errors import ConfigError, UnsupportedArchitecture
 from dflash_trt.text import Tokenizer
 
-DTYPE = torch.bfloat16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def best_dtype() -> torch.dtype:
+    """BF16, but FP32 on a CPU without instructions for BF16: with AVX2 alone it is eight times
+    slower (seen)."""
+    able = torch.cpu.get_capabilities()
+    has_bf16 = DEVICE == "cuda" or any(map(able.get, ("avx512_bf16", "amx_bf16", "bf16")))
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+DTYPE = best_dtype()
+"""What target and drafter compute in here; the drafter's own weights are always FP32."""
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),

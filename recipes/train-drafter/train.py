@@ -29,7 +29,6 @@ from batches import Batch, Batches
 from command import (
     TARGET,
     alone,
-    block,
     fail,
     features,
     minutes,
@@ -39,10 +38,11 @@ from command import (
     texts_folder,
 )
 from evaluation import Overlap
+from options import add_shape, add_workers
 from origin import Origin
 from shards import Text, read_shards
-from target import DEVICE, load_target, load_tokenizer
-from task import make_task
+from target import DEVICE, DTYPE, load_target, load_tokenizer
+from task import Task, make_task
 from torch import nn
 from torch.nn.functional import embedding
 
@@ -83,7 +83,7 @@ def draft(model: nn.Module, head: Head, batch: Batch) -> torch.Tensor:
         position_ids=batch.positions,
         attention_mask=batch.mask,
         noise_embedding=embedding(batch.blocks, head.embedding).float(),
-        target_hidden=batch.features,
+        target_hidden=batch.features.to(head.output.dtype),
     )
     return hidden.view(shape[0], shape[1], shape[2] + 1, -1)[:, :, 1:]
 
@@ -144,13 +144,17 @@ def average_gradients(parameters: list[nn.Parameter], weight: torch.Tensor) -> N
         parameter.grad.copy_(part.view_as(parameter))
 
 
+def _autocast() -> torch.autocast:
+    return torch.autocast(DEVICE, torch.bfloat16, enabled=DTYPE is torch.bfloat16)
+
+
 class Trainer:
     """One of `workers` equal trainers, each with its share of the texts; gradients are averaged."""
 
     def __init__(self, rank: int, args: argparse.Namespace) -> None:
         """Loads texts, target and the drafter to start from."""
         self.rank, self.args = rank, args
-        task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
+        task = task_of(args)
         target = load_target(task.target)
         fair = _fair(read_shards(args.data), load_tokenizer(task.target))
         self.held_out = [text for text in fair if text.script % HELD_OUT == 0]
@@ -159,21 +163,18 @@ class Trainer:
             fail(f"{args.data} has too few texts, {len(fair)}: run responses.py again for more")
         self.texts = texts[rank :: args.workers]
         self.batches = Batches(
-            args.data, args.block, args.anchors, task.mask_token_id, task.columns
+            args.data, task.shape.block, args.anchors, task.mask_token_id, task.columns
         )
         torch.manual_seed(args.seed)
         if args.init == TARGET:
-            config = drafters.make_config(
-                target.config, task.layer_ids, task.mask_token_id,
-                layers=args.layers, block=args.block, intermediate=args.intermediate,
-            )  # fmt: skip
+            config = drafters.make_config(target.config, task.shape, task.mask_token_id)
             some = torch.cat([text.features[:64, task.columns] for text in fair[:16]])
             model = drafters.from_target(config, target, some)
         else:
-            model = drafters.load(Path(args.init), args.block)
+            model = drafters.load(Path(args.init), task.shape)
         self.model = model.to(DEVICE).train()
         self.head = Head(target)
-        self.weights = row_weights(args.block).to(DEVICE)
+        self.weights = row_weights(task.shape.block).to(DEVICE)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True
         )
@@ -214,7 +215,7 @@ class Trainer:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with _autocast():
             hidden = draft(self.model, self.head, batch)
         loss = loss_of(hidden, self.head, batch, self.weights)
         self.optimizer.zero_grad(set_to_none=True)
@@ -233,7 +234,7 @@ class Trainer:
         """Measure, print a line, save the drafter and the curve."""
         drafters.save(self.model, self.args.output)
         epoch = self.batches.epoch(self.held_out, self.args.texts, random.Random(0))
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with _autocast():
             measured = accepted(self.model, self.head, itertools.islice(epoch, CHECKS))
         row = {
             "step": self.steps,
@@ -258,6 +259,14 @@ def _fair(texts: Iterable[Text], tokenizer: Tokenizer) -> list[Text]:
     ]
 
 
+def task_of(args: argparse.Namespace) -> Task:
+    """What texts and arguments ask for together."""
+    return make_task(
+        Origin.read(args.data), args.init, args.features, args.mask_token,
+        args.block, args.layers, args.intermediate,
+    )  # fmt: skip
+
+
 def work(rank: int, args: argparse.Namespace) -> None:
     """What a worker's process runs."""
     torch.set_num_threads(max(1, args.threads // args.workers))
@@ -274,12 +283,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
 def main() -> None:
     """Start the workers."""
     args = arguments()
-    # Says here, not in a worker, what is wrong.
-    task = make_task(Origin.read(args.data), args.init, args.features, args.mask_token)
-    if args.init == TARGET and args.layers > task.num_layers:
-        fail(f"--layers {args.layers}: the target has {task.num_layers} to start from")
-    if max(args.widths or [0]) > args.block:
-        fail(f"--widths {max(args.widths)} is above --block {args.block}")
+    block = task_of(args).shape.block  # says here, not in a worker, what is wrong
+    if max(args.widths or [0]) > block:
+        fail(f"--widths {max(args.widths)} is above the block, {block}")
     if DEVICE == "cuda" and args.workers > 1:
         fail("--workers: one on a GPU, since all would share it")
     args.output.mkdir(parents=True, exist_ok=True)
@@ -299,7 +305,7 @@ def _train(args: argparse.Namespace) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    on_gpu, cores = DEVICE == "cuda", torch.get_num_threads()
+    on_gpu = DEVICE == "cuda"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("data", type=texts_folder, help="folder that responses.py wrote")
@@ -314,28 +320,13 @@ def arguments() -> argparse.Namespace:
     )
     add("--minutes", type=minutes, default=60)
     add("--steps", type=positive, help="stop after so many, not by the clock: repeatable")
-    add("--block", type=block, default=8, help="block size, anchor counted")
-    add(
-        "--layers",
-        type=positive,
-        default=4,
-        help="of a drafter that starts from the target",
-    )
-    add("--intermediate", type=positive, help="likewise; default: the target's")
-    add(
-        "--widths",
-        type=block,
-        nargs="+",
-        help="of blocks in training, drawn by batch; default: --block",
-    )
+    add_shape(parser)
     add("--anchors", type=positive, default=64 if on_gpu else 24, help="of a text in a step")
     add("--texts", type=positive, default=32 if on_gpu else 8, help="of a worker in a step")
-    add("--lr", type=float, default=6e-4, help="highest learning rate")
     add("--weight-decay", type=float, default=0.05)
     add("--every", type=positive, default=100, help="steps between reports")
     add("--seed", type=int, default=0)
-    add("--workers", type=positive, default=1 if on_gpu else cores, help="processes")
-    add("--threads", type=positive, default=cores, help="of all workers together")
+    add_workers(parser)
     return parser.parse_args()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import responses
 from command import alone
 from origin import Origin
+from scripts import Script, Source, read_scripts, write_scripts
 from shards import read_shards
 
 from dflash_trt.errors import CheckpointError
@@ -18,12 +18,9 @@ SIZES = ("--slots=2", "--workers=1", "--threads=1", "--max-tokens=40", "--user=8
 Respond = Callable[..., None]
 
 
-def write_scripts(file: Path, count: int, first: int = 30) -> Path:
-    rows = [
-        {"id": i, "user_ids": [first + i, 9], "open": i % 2 == 0, "temperature": 0.0}
-        for i in range(count)
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def a_file(file: Path, target: Path | str, count: int, first: int = 30, seed: int = 0) -> Path:
+    rows = [Script(i, (first + i, 9), i % 2 == 0, 0.0) for i in range(count)]
+    write_scripts(file, Source(str(target), seed), rows)
     return file
 
 
@@ -42,21 +39,23 @@ def respond(monkeypatch: pytest.MonkeyPatch) -> Respond:
 def test_a_folder_is_of_one_target_seed_and_choice_of_features(
     respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, target = tmp_path / "data", f"--target={target_folder}"
-    respond(write_scripts(tmp_path / "3", 3), "-o", data, target, "--features=0,2")
+    data = tmp_path / "data"
+    respond(a_file(tmp_path / "3", target_folder, 3), "-o", data, "--features=0,2")
     assert Origin.read(data) == Origin(str(target_folder), (0, 2), 0)
-    more = write_scripts(tmp_path / "5", 5)
-    respond(more, "-o", data, target, "--features=0,2")
+    more = a_file(tmp_path / "5", target_folder, 5)
+    respond(more, "-o", data, "--features=0,2")
     texts = list(read_shards(data))
     assert sorted(text.script for text in texts) == [0, 1, 2, 3, 4]
     assert {text.features.shape[1] for text in texts} == {2 * 48}
 
-    others = write_scripts(tmp_path / "others", 5, first=50)
+    others = a_file(tmp_path / "others", target_folder, 5, first=50)
+    again = a_file(tmp_path / "again", target_folder, 5, seed=1)
+    demo = a_file(tmp_path / "demo", "smollm2-135m", 5)
     for arguments, said in (
-        ((more, target, "--features=2"), "target_layer_ids (0, 2), not (1, 3)"),
-        ((more, target, "--features=0,2", "--seed=1"), "seed 0, not 1"),
-        ((more, "--features=0,2"), f"target {target_folder}, not smollm2-135m"),
-        ((others, target, "--features=0,2"), "has texts of other scripts"),
+        ((more, "--features=2"), "target_layer_ids (0, 2), not (1, 3)"),
+        ((again, "--features=0,2"), "seed 0, not 1"),
+        ((demo, "--features=0,2"), f"target {target_folder}, not smollm2-135m"),
+        ((others, "--features=0,2"), "has texts of other scripts"),
     ):
         capsys.readouterr()
         with pytest.raises(SystemExit):
@@ -76,10 +75,10 @@ def test_a_shard_that_is_not_whole_is_named(tmp_path: Path) -> None:
 def test_a_second_run_in_a_folder_is_kept_out(
     respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, file = tmp_path / "data", write_scripts(tmp_path / "2", 2)
+    data, file = tmp_path / "data", a_file(tmp_path / "2", target_folder, 2)
     data.mkdir()
     with alone(data), pytest.raises(SystemExit):
-        respond(file, "-o", data, f"--target={target_folder}", "--features=0,2")
+        respond(file, "-o", data, "--features=0,2")
     assert "another run is at work" in capsys.readouterr().err
     with alone(data):  # whoever held it has let go
         pass
@@ -89,8 +88,18 @@ def test_a_file_without_scripts_is_said(
     respond: Respond, target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        respond(write_scripts(tmp_path / "0", 0), "-o", tmp_path / "a", f"--target={target_folder}")
+        respond(a_file(tmp_path / "0", target_folder, 0), "-o", tmp_path / "a")
     assert "has no scripts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"target": "a"}', '{"target": "a", "seed": 0}\n{"id": 3}']
+)
+def test_a_file_that_is_none_of_scripts_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "scripts.jsonl"
+    file.write_text(text)
+    with pytest.raises(CheckpointError, match="jsonl: is not what scripts"):
+        read_scripts(file)
 
 
 def test_texts_of_unknown_origin_are_refused(tmp_path: Path) -> None:

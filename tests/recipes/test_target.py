@@ -46,6 +46,22 @@ def test_a_folder_is_what_transformers_reads(
         torch.testing.assert_close(found(ids).logits, wanted(ids).logits)
 
 
+@pytest.mark.parametrize(
+    ("able", "wanted"),
+    [
+        ({"avx2": True, "avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"architecture": "aarch64", "bf16": True}, torch.bfloat16),
+    ],
+)
+def test_a_cpu_computes_in_bf16_only_if_it_can(
+    able: dict[str, Any], wanted: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert targets.best_dtype() is wanted
+
+
 def test_windows_are_refused(tmp_path: Path) -> None:
     save_target(tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=2)
     with pytest.raises(UnsupportedArchitecture, match="sliding windows"):

@@ -11,6 +11,7 @@ from typing import Any
 import batches
 import drafter as drafters
 import pytest
+import target as targets
 import torch
 import train
 from dflash.model import DFlashDraftModel
@@ -51,9 +52,8 @@ def data(target: Any, target_folder: Path, options: Namespace, tmp_path: Path) -
 
 @pytest.fixture
 def drafter(target: Any, data: Path) -> DFlashDraftModel:
-    config = drafters.make_config(
-        target.config, LAYERS, MASK, layers=2, block=BLOCK, intermediate=None
-    )
+    shape = drafters.Shape(LAYERS, layers=2, block=BLOCK, intermediate=96)
+    config = drafters.make_config(target.config, shape, MASK)
     features = torch.cat([text.features for text in read_shards(data)])
     torch.manual_seed(0)
     return drafters.from_target(config, target, features).eval()
@@ -87,7 +87,7 @@ def test_a_block_sees_what_it_would_when_decoding(
                 alone = drafter(
                     position_ids=torch.arange(start + width)[None],
                     noise_embedding=embedding(block, head.embedding)[None],
-                    target_hidden=batch.features[i : i + 1, :start],
+                    target_hidden=batch.features[i : i + 1, :start].float(),
                 )[0, 1:]
             torch.testing.assert_close(found[i, a], alone, atol=1e-5, rtol=1e-4)
 
@@ -140,9 +140,13 @@ def options_of_training(data: Path, output: Path, **changes: Any) -> Namespace:
     return Namespace(**(defaults | changes))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_learns_and_what_it_saves_is_a_drafter(
-    data: Path, target_folder: Path, tmp_path: Path
-) -> None:
+    data: Path, target_folder: Path, tmp_path: Path, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for module in (train, targets):
+        monkeypatch.setattr(module, "DTYPE", dtype)
     output = tmp_path / "drafter"
     train.work(0, options_of_training(data, output, steps=1))
     before = json.loads((output / "curve.json").read_text())[-1]
@@ -209,10 +213,14 @@ def test_what_does_not_fit_is_refused(
 def test_a_start_must_read_the_same(data: Path, drafter: DFlashDraftModel, tmp_path: Path) -> None:
     drafters.save(drafter, tmp_path)
     origin = Origin.read(data)
-    assert make_task(origin, str(tmp_path)).mask_token_id == MASK
-    for features, mask_token in ((None, "6"), ((0, 2), None)):
+    task = make_task(origin, str(tmp_path))
+    assert task.mask_token_id == MASK
+    assert task.shape == drafters.Shape(LAYERS, layers=2, block=BLOCK, intermediate=96)
+    for changes in (
+        {"mask_token": "6"}, {"features": (0, 3)}, {"layers": 3}, {"intermediate": 97},
+    ):  # fmt: skip
         with pytest.raises(SystemExit):
-            make_task(origin, str(tmp_path), features, mask_token)
+            make_task(origin, str(tmp_path), **changes)
 
 
 def test_a_drafter_turns_as_its_target(tmp_path: Path) -> None:
@@ -222,9 +230,8 @@ def test_a_drafter_turns_as_its_target(tmp_path: Path) -> None:
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
     }  # fmt: skip
     target = save_target(tmp_path / "target", "llama", rope_parameters=rope)
-    config = drafters.make_config(
-        target.config, (0, 1), 5, layers=2, block=BLOCK, intermediate=None
-    )
+    shape = drafters.Shape((0, 1), 2, BLOCK, target.config.intermediate_size)
+    config = drafters.make_config(target.config, shape, MASK)
     drafter = drafters.from_target(config, target, torch.randn(20, 2 * config.hidden_size))
     drafters.save(drafter, tmp_path / "drafter")
     wanted = target.model.rotary_emb.inv_freq
