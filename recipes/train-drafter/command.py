@@ -15,6 +15,8 @@ from shards import ORIGIN, PREFIX, shard_files
 
 from dflash_trt.errors import DFlashError
 
+MOST_ROWS = 1024
+"""Of a block, as an engine takes it."""
 TARGET = "target"
 """What `--init` says for a start from the target's own layers."""
 
@@ -110,17 +112,31 @@ def features(text: str) -> int | tuple[int, ...]:
 def block(text: str) -> int:
     """The type of a block size: at least an anchor and a draft."""
     size = positive(text)
-    if size < 2:
-        raise argparse.ArgumentTypeError("a block has at least 2 rows")
+    if not 2 <= size <= MOST_ROWS:
+        raise argparse.ArgumentTypeError(f"a block has 2 to {MOST_ROWS} rows")
     return size
+
+
+def rate(text: str) -> float:
+    """The type of a learning rate."""
+    return _number(text, "a learning rate, above 0 and below 1", lambda value: 0 < value < 1)
+
+
+def share(text: str) -> float:
+    """The type of a part of something."""
+    return _number(text, "a share, 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def minutes(text: str) -> float:
     """The type of a time."""
+    return _number(text, "a time in minutes", lambda value: 0 < value < float("inf"))
+
+
+def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time in minutes")
+        value = float("nan")
+    if not fits(value):  # a NaN fits nothing
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
     return value

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel
-from safetensors.torch import load_file
-from shards import write_file
+from shards import WEIGHTS, write_file
 from transformers import Qwen3Config
 
 from dflash_trt import swap
+from dflash_trt.checkpoint import open_drafter
+from dflash_trt.config import DrafterConfig
 
 FACTS = (
     "architectures", "attention_bias", "block_size", "bos_token_id", "dflash_config", "dtype",
@@ -26,6 +27,7 @@ FACTS = (
 
 
 Weights = dict[str, torch.Tensor]
+"""By name, as in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,13 @@ class Shape:
     intermediate: int
 
 
+def shape_of(config: DrafterConfig) -> Shape:
+    """That of a drafter."""
+    return Shape(
+        config.target_layer_ids, config.num_layers, config.block_size, config.intermediate_size
+    )
+
+
 def make_config(target: Any, shape: Shape, mask_token_id: int) -> Qwen3Config:
     """A drafter's config for a target's, in z-lab's format."""
     return Qwen3Config(
@@ -46,7 +55,7 @@ def make_config(target: Any, shape: Shape, mask_token_id: int) -> Qwen3Config:
         attention_bias=False,
         block_size=shape.block,
         bos_token_id=target.bos_token_id,
-        dflash_config={"mask_token_id": mask_token_id, "target_layer_ids": list(shape.layer_ids)},
+        dflash_config=_own(mask_token_id, shape),
         dtype="bfloat16",
         eos_token_id=target.eos_token_id,
         head_dim=target.head_dim,
@@ -107,40 +116,41 @@ def _set_head_norms(drafter: DFlashDraftModel, features: torch.Tensor) -> None:
             norm.weight.fill_(projection(context).pow(2).mean().sqrt())
 
 
-def load(folder: Path, shape: Shape | None = None) -> DFlashDraftModel:
-    """A drafter of z-lab's format, in FP32; cut to a shape that has no more of anything.
+def load(
+    folder: Path, shape: Shape | None = None, num_target_layers: int | None = None
+) -> DFlashDraftModel:
+    """A drafter of z-lab's format, in FP32; cut where `shape` has less of something.
 
-    The layers that stay are spread over all, the first and the last among them; of an MLP the
-    strongest channels stay.
+    `num_target_layers` is needed only for a config that does not say it.
+    The layers that stay are spread over all, from the first to the last; of an MLP the strongest
+    channels stay. What a training does not honour is refused: see `task.py`.
     """
-    facts = json.loads((folder / "config.json").read_text())
-    weights = {
-        name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()
-    }
-    if shape:
-        facts, weights = _cut(facts, weights, shape)
-    drafter = DFlashDraftModel(Qwen3Config(**facts))
-    drafter.load_state_dict(weights)
-    return drafter
-
-
-def _cut(facts: dict[str, Any], weights: Weights, shape: Shape) -> tuple[dict[str, Any], Weights]:
-    read = facts["dflash_config"]["target_layer_ids"]
-    stay = torch.linspace(0, facts["num_hidden_layers"] - 1, shape.layers).round().int().tolist()
-    kept = {name: weights[name] for name in ("norm.weight", "hidden_norm.weight")}
+    start = open_drafter(folder)
+    shape = shape or shape_of(start.config)
+    read, depth = start.config.target_layer_ids, start.config.num_layers
+    weights = {name: torch.tensor(start.source.read(name)).float() for name in start.source.names()}
     parts = weights["fc.weight"].chunk(len(read), 1)
+    kept = {name: weights[name] for name in ("norm.weight", "hidden_norm.weight")}
     kept["fc.weight"] = torch.cat([parts[read.index(layer)] for layer in shape.layer_ids], 1)
+    stay = torch.linspace(0, depth - 1, shape.layers).round().int().tolist()
     for index, old in enumerate(stay):
         for name, tensor in _layer(weights, old, shape.intermediate).items():
             kept[f"layers.{index}.{name}"] = tensor
-    changed = {
+    facts = json.loads((folder / "config.json").read_text()) | {
+        "num_target_layers": start.config.num_target_layers or num_target_layers,
         "block_size": shape.block,
-        "dflash_config": {**facts["dflash_config"], "target_layer_ids": list(shape.layer_ids)},
+        "dflash_config": _own(start.config.mask_token_id, shape),
         "intermediate_size": shape.intermediate,
-        "layer_types": [facts["layer_types"][old] for old in stay],
+        "layer_types": ["full_attention"] * shape.layers,
         "num_hidden_layers": shape.layers,
     }
-    return facts | changed, kept
+    drafter = DFlashDraftModel(Qwen3Config(**facts))
+    drafter.load_state_dict(kept)
+    return drafter
+
+
+def _own(mask_token_id: int, shape: Shape) -> dict[str, Any]:
+    return {"mask_token_id": mask_token_id, "target_layer_ids": list(shape.layer_ids)}
 
 
 def _layer(weights: Weights, index: int, intermediate: int) -> Weights:
@@ -156,15 +166,18 @@ def _layer(weights: Weights, index: int, intermediate: int) -> Weights:
 
 
 def save(drafter: DFlashDraftModel, folder: Path) -> None:
-    """Write config.json, then BF16 weights; each file appears whole."""
+    """Write config.json, then BF16 weights; each file appears whole, and fits the other."""
     folder.mkdir(parents=True, exist_ok=True)
     config = drafter.config.to_dict()
-    facts = {name: config[name] for name in FACTS}
+    facts = {name: config[name] for name in FACTS if name in config}
     rope = dict(config["rope_parameters"])
     facts["rope_theta"] = rope.pop("rope_theta")
     if rope["rope_type"] != "default":
         facts["rope_scaling"] = rope
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    swap.write_file(folder / "config.json", text.encode())
+    text = (json.dumps(facts, indent=2, sort_keys=True) + "\n").encode()
+    file = folder / "config.json"
+    if file.exists() and file.read_bytes() != text:  # the weights beside it are another shape's
+        (folder / WEIGHTS).unlink(missing_ok=True)
+    swap.write_file(file, text)
     weights = {name: tensor.bfloat16() for name, tensor in drafter.state_dict().items()}
-    write_file(folder / "model.safetensors", weights)
+    write_file(folder / WEIGHTS, weights)

@@ -1,4 +1,4 @@
-"""Options that more than one script has, so that run.py can pass them on."""
+"""Options that run.py has as other scripts do, and passes on to them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from command import block, positive
+from command import block, positive, rate
 from target import DEVICE
 
 from dflash_trt.build.recipe import recipe_names
-
-MOST_WORKERS = 4
-"""More of them would make larger batches, and so fewer steps."""
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -27,16 +24,28 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Options of what works in processes."""
+def most_workers(most: int = 1024) -> int:
+    """One on a GPU; else as many as cores, but not more than `most`."""
+    return 1 if DEVICE == "cuda" else min(torch.get_num_threads(), most)
+
+
+def add_workers(parser: argparse.ArgumentParser, default: int | None = None) -> None:
+    """Options of what works in processes; without a default each script has its own."""
     cores = torch.get_num_threads()
     parser.add_argument(
         "--workers",
         type=positive,
-        default=1 if DEVICE == "cuda" else min(cores, MOST_WORKERS),
+        default=default,
         help="processes, each with a copy of the target",
     )
     parser.add_argument("--threads", type=positive, default=cores, help="of all workers together")
+
+
+def add_slots(parser: argparse.ArgumentParser) -> None:
+    """The option of how wide responses.py works."""
+    parser.add_argument(
+        "--slots", type=positive, help="texts at once, of a worker; default: what memory allows"
+    )
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +60,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="of blocks in training, drawn by batch; default: --block",
     )
-    add("--lr", type=float, default=6e-4, help="highest learning rate")
+    add("--lr", type=rate, default=6e-4, help="highest learning rate")
 
 
 def forwarded(
@@ -64,7 +73,8 @@ def forwarded(
     for name in vars(parser.parse_args([])):
         value = getattr(args, name)
         if value is not None:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return words
 
 

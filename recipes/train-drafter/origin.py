@@ -13,6 +13,7 @@ from dflash.model import build_target_layer_ids
 from shards import ORIGIN, shard_files
 
 from dflash_trt import swap
+from dflash_trt.errors import CheckpointError
 
 FEATURES = 5
 """So many context features z-lab's drafters have."""
@@ -30,18 +31,28 @@ class Origin:
 
     @classmethod
     def read(cls, folder: Path) -> Origin:
-        """What a folder says."""
-        facts = json.loads((folder / ORIGIN).read_text())
-        return cls(**{**facts, "target_layer_ids": tuple(facts["target_layer_ids"])})
+        """What a folder says. Raises `CheckpointError` if it says nothing of use."""
+        file = folder / ORIGIN
+        try:
+            facts = json.loads(file.read_text())
+            layer_ids = tuple(int(layer) for layer in facts.pop("target_layer_ids"))
+            return cls(str(facts.pop("target")), layer_ids, int(facts.pop("seed")))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{file}: does not say what the texts come from") from error
 
     def keep(self, folder: Path) -> None:
         """Write it into a new folder; end with a line if the folder's texts have another."""
+        self.check(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        swap.write_file(folder / ORIGIN, text.encode())
+
+    def check(self, folder: Path) -> None:
+        """End with a line if a folder has texts of another origin."""
         if not (folder / ORIGIN).exists():
             if shard_files(folder):
                 fail(f"{folder} has texts, but no {ORIGIN} says what from: take another folder")
-            folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-            swap.write_file(folder / ORIGIN, text.encode())
+            return
         known = dataclasses.asdict(Origin.read(folder))
         for name, wanted in dataclasses.asdict(self).items():
             if known[name] != wanted:

@@ -9,6 +9,7 @@ scripts w, w + n, ..; shards appear whole, so a run that was stopped goes on whe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import time
@@ -19,10 +20,11 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from command import alone, existing_file, fail, features, minutes, positive, run
-from options import add_workers
+from options import add_slots, add_workers, most_workers
 from origin import FEATURES, Origin, choose_layers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ring import ATTENTION, Ring
+from safetensors.torch import load_file
 from scripts import Script, read_scripts
 from shards import (
     FEATURES_DTYPE,
@@ -35,13 +37,17 @@ from shards import (
     write_file,
     write_shard,
 )
-from target import DEVICE, ChatFormat, find_target, load_target, load_tokenizer, read_facts
+from target import DEVICE, DTYPE, ChatFormat, find_target, load_target, load_tokenizer, read_facts
 from transformers import DynamicCache
+
+from dflash_trt.config import TargetConfig
 
 CHOICES = 16
 """A sampled token is one of so many likeliest."""
 GROUP = 128
 TEXTS_PER_SHARD = 256
+RING_BYTES = 2 << 30
+"""Of a worker on a CPU."""
 
 
 @dataclass
@@ -187,12 +193,29 @@ class Writer:
         )
 
 
+def find_chat(target: Path, folder: Path) -> ChatFormat:
+    """The target's chat format, starting as a folder's texts do: a template may write the date."""
+    chat = ChatFormat.of(load_tokenizer(target))
+    if not (folder / PREFIX).exists():
+        return chat
+    start = load_file(folder / PREFIX)["tokens"].tolist()
+    return dataclasses.replace(chat, before=(*start, chat.before[-1]))
+
+
+def slots_that_fit(facts: TargetConfig, columns: int) -> int:
+    """So many that their keys and values take at most half of a GPU, or `RING_BYTES`."""
+    each = facts.attention.num_kv_heads * facts.attention.head_dim * columns * DTYPE.itemsize
+    on_gpu = DEVICE == "cuda"
+    room = torch.cuda.mem_get_info()[0] // 2 if on_gpu else RING_BYTES
+    return max(1, min(512 if on_gpu else 128, room // (2 * facts.num_layers * each)))
+
+
 def work(worker: int, parent: int, args: argparse.Namespace, tokens: Any, texts: Any) -> None:
     """Write this worker's share of the scripts, while the process `parent` lives."""
     torch.set_num_threads(max(1, args.threads // args.workers))
     source, scripts = read_scripts(args.scripts)
     target = find_target(source.target)
-    chat = ChatFormat.of(load_tokenizer(target))
+    chat = find_chat(target, args.output)
     layer_ids = Origin.read(args.output).target_layer_ids
     done = finished_ids(args.output)
     waiting = [s for s in scripts[worker :: args.workers] if s.id not in done]
@@ -234,20 +257,23 @@ def main() -> None:
     args = arguments()
     source, scripts = read_scripts(args.scripts)
     target = find_target(source.target)
-    chat = ChatFormat.of(load_tokenizer(target))
+    facts, chat = read_facts(target), find_chat(target, args.output)
     if not scripts:
         fail(f"{args.scripts} has no scripts")
     longest = max(max(len(s.user_ids), args.user * s.open) for s in scripts)
     least = len(chat.before) + longest + len(chat.after) + 1
     if args.max_tokens < least:
         fail(f"--max-tokens {args.max_tokens}: the longest message of {longest} needs {least}")
-    layer_ids = choose_layers(args.features, read_facts(target).num_layers)
-    Origin(source.target, layer_ids, source.seed).keep(args.output)
+    args.slots = args.slots or slots_that_fit(facts, args.max_tokens)
+    origin = Origin(source.target, choose_layers(args.features, facts.num_layers), source.seed)
+    origin.check(args.output)
+    args.output.mkdir(parents=True, exist_ok=True)
     with alone(args.output):
+        origin.keep(args.output)
         _check_scripts(args.output, scripts)
         _respond(args, len(scripts))
     if not shard_files(args.output):
-        fail(f"no text ended in time: give more than --minutes {args.minutes:g}, or fewer --slots")
+        fail(f"no text ended in {args.minutes:g} minutes: give it more time, or fewer --slots")
 
 
 def _respond(args: argparse.Namespace, total: int) -> None:
@@ -287,7 +313,6 @@ def _check_scripts(folder: Path, scripts: list[Script]) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    on_gpu = DEVICE == "cuda"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("scripts", type=existing_file)
@@ -298,13 +323,8 @@ def arguments() -> argparse.Namespace:
         default=FEATURES,
         help="context features: how many, or of which layers (1,14,27)",
     )
-    add_workers(parser)
-    add(
-        "--slots",
-        type=positive,
-        default=512 if on_gpu else 128,
-        help="texts at once, of a worker",
-    )
+    add_workers(parser, most_workers())
+    add_slots(parser)
     add("--max-tokens", type=positive, default=320, help="of a whole text")
     add("--user", type=positive, default=96, help="longest message that the target makes up")
     add("--answer", type=positive, default=192, help="longest answer")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import random
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
@@ -29,10 +30,8 @@ from dflash_trt.errors import CheckpointError
 
 PACKAGES = ("algorithms", "boltons", "more_itertools", "toolz", "networkx", "sympy")
 MAX_CODE_TOKENS = 110
-ASKED_ABOUT = 3
-"""How often a function is asked about, in frames that are drawn each time."""
-SPARE = 2
-"""So many times the functions needed are read: some are too long, or overlap with evaluation."""
+ROUNDS = 3
+"""How often each function may be asked about; when all have been, the scripts left are open."""
 
 OPENERS = (
     "", "", "", "", "", "",
@@ -81,10 +80,17 @@ def read_scripts(file: Path) -> tuple[Source, list[Script]]:
     """Scripts of a file, in order. Raises `CheckpointError` for a file that is none of ours."""
     try:
         first, *rows = (json.loads(line) for line in file.read_text().splitlines())
-        scripts = [Script(**{**row, "user_ids": tuple(row["user_ids"])}) for row in rows]
-        return Source(**first), scripts
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file}: is not what scripts.py writes: {error}") from error
+        source = Source(str(first.pop("target")), int(first.pop("seed")))
+        return source, [_script(row) for row in rows]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file}: is not what scripts.py writes", "delete it, and make it again"
+        ) from error
+
+
+def _script(row: dict[str, Any]) -> Script:
+    ids = tuple(int(token) for token in row["user_ids"])
+    return Script(int(row["id"]), ids, bool(row["open"]), float(row["temperature"]))
 
 
 def write_scripts(file: Path, source: Source, scripts: Iterable[Script]) -> None:
@@ -94,17 +100,19 @@ def write_scripts(file: Path, source: Source, scripts: Iterable[Script]) -> None
 
 
 def sources(packages: Iterable[str] = PACKAGES, *, library: bool = True) -> list[Path]:
-    """Files of packages, and of the standard library without its tests."""
+    """Files of packages, and of the standard library without its tests; in any place alike."""
+    place = Path(sysconfig.get_path("purelib"))
     found = [
-        file
+        (file.relative_to(place), file)
         for name in packages
-        for file in (Path(sysconfig.get_path("purelib")) / name).rglob("*.py")
+        for file in (place / name).rglob("*.py")
     ]
     if library:
         apart = {"site-packages", "test", "tests"}
-        whole = Path(sysconfig.get_path("stdlib")).rglob("*.py")
-        found += [file for file in whole if not apart & set(file.parts)]
-    return sorted(found)
+        place = Path(sysconfig.get_path("stdlib"))
+        names = ((file.relative_to(place), file) for file in place.rglob("*.py"))
+        found += [(name, file) for name, file in names if not apart & set(name.parts)]
+    return [file for _, file in sorted(found)]
 
 
 def functions(files: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
@@ -115,21 +123,25 @@ def functions(files: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
         except (SyntaxError, UnicodeDecodeError):
             continue
         classes = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
-        for node in chain(tree.body, *classes):
+        for node in itertools.chain(tree.body, *classes):
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 yield from _function(node)
 
 
-def some_functions(choose: random.Random, count: int) -> list[tuple[str, str, str]]:
-    """So many at least, if there are, from files that `choose` draws: to read all takes minutes."""
+def requests(seed: int) -> Iterator[str]:
+    """Messages that ask for functions, in an order that `seed` draws; read as they are needed.
+
+    ROUNDS of all functions, in frames that are drawn each time.
+    """
+    choose = random.Random(seed)
     files = sources()
     choose.shuffle(files)
-    found: set[tuple[str, str, str]] = set()
-    while files and len(found) < count * SPARE:
-        found.update(functions([files.pop()]))
-    some = sorted(found)
-    choose.shuffle(some)
-    return some
+    known: list[list[tuple[str, str, str]]] = []
+    for number in range(ROUNDS * len(files)):
+        if number < len(files):
+            known.append(sorted(set(functions([files[number]]))))
+        for name, code, summary in known[number % len(files)]:
+            yield choose.choice(TEMPLATES).format(name=name, code=code, summary=summary)
 
 
 def _function(node: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
@@ -154,7 +166,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=command.output_file, required=True)
     parser.add_argument("--count", type=command.positive, default=12_000)
-    parser.add_argument("--code", type=float, default=0.4, help="share that asks for Python")
+    parser.add_argument(
+        "--code", type=command.share, default=0.4, help="share that asks for Python"
+    )
     add_target(parser)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -163,31 +177,32 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Write the scripts."""
     args = arguments()
+    scripts = list(itertools.islice(all_scripts(args), args.count))
+    write_scripts(args.output, Source(args.target, args.seed), scripts)
+    print(f"{len(scripts)} scripts, {sum(not s.open for s in scripts)} of them ask for Python")
+
+
+def all_scripts(args: argparse.Namespace) -> Iterator[Script]:
+    """Scripts without end; how many are taken does not change the first ones."""
     choose = random.Random(args.seed)
     tokenizer = load_tokenizer(find_target(args.target))
     evaluation = Overlap.with_evaluation()
-    found = some_functions(choose, round(args.count * args.code / ASKED_ABOUT))
-    scripts, used, passed = [], 0, 0
-    for number in range(args.count):
-        user, is_open = choose.choice(OPENERS), True
-        if choose.random() < args.code:
-            while used < len(found) * ASKED_ABOUT:
-                name, code, summary = found[used % len(found)]
-                used += 1
-                asked = choose.choice(TEMPLATES).format(name=name, code=code, summary=summary)
-                if evaluation.found_in(asked):
-                    passed += 1
-                elif len(tokenizer.encode(asked, add_special_tokens=False)) <= MAX_CODE_TOKENS:
-                    user, is_open = asked, False
-                    break
-        ids = tokenizer.encode(user, add_special_tokens=False) if user else []
-        temperature = choose.choice((0.0, 0.0, 0.0, 0.7))
-        scripts.append(Script(number, tuple(ids), is_open, temperature))
-    write_scripts(args.output, Source(args.target, args.seed), scripts)
-    print(
-        f"{len(scripts)} scripts, {sum(not s.open for s in scripts)} of them ask for Python; "
-        f"{len(found)} functions found, {passed} passed over for their overlap with evaluation"
+    encoded = (
+        (text, tokenizer.encode(text, add_special_tokens=False)) for text in requests(args.seed)
     )
+    asked = (
+        ids for text, ids in encoded
+        if len(ids) <= MAX_CODE_TOKENS and not evaluation.found_in(text)
+    )  # fmt: skip
+    for number in itertools.count():
+        opener = choose.choice(OPENERS)
+        ids = next(asked, None) if choose.random() < args.code else None
+        temperature = choose.choice((0.0, 0.0, 0.0, 0.7))
+        if ids is not None:
+            yield Script(number, tuple(ids), False, temperature)
+        else:
+            start = tokenizer.encode(opener, add_special_tokens=False) if opener else []
+            yield Script(number, tuple(start), True, temperature)
 
 
 if __name__ == "__main__":

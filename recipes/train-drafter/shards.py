@@ -22,8 +22,12 @@ from dflash_trt.errors import CheckpointError
 
 TOP = 8
 FEATURES_DTYPE = torch.bfloat16
+PARTS = ("tokens", "features", "top_ids", "top_probs")
+"""Of a text, one after another as in `Text`."""
 PREFIX = "prefix.safetensors"
 ORIGIN = "texts.json"
+WEIGHTS = "model.safetensors"
+"""A drafter's, in its folder."""
 
 
 @dataclass
@@ -53,10 +57,7 @@ def write_shard(file: Path, texts: list[Text]) -> None:
             "scripts": torch.tensor([text.script for text in texts]),
             "answer_starts": torch.tensor([text.answer_start for text in texts]),
             "lengths": torch.tensor([len(text.tokens) for text in texts]),
-            **{
-                name: torch.cat([getattr(text, name) for text in texts])
-                for name in ("tokens", "features", "top_ids", "top_probs")
-            },
+            **{name: torch.cat([getattr(text, name) for text in texts]) for name in PARTS},
         },
     )
 
@@ -81,9 +82,10 @@ def read_shards(folder: Path) -> Iterator[Text]:
             raise CheckpointError(
                 f"{file}: is no whole shard: {error}", hint="delete it: its texts are made again"
             ) from error
+        missing = {"scripts", "answer_starts", "lengths", *PARTS} - set(whole)
+        if missing:
+            raise CheckpointError(f"{file}: is no shard of texts: has no {min(missing)}")
         lengths = whole["lengths"].tolist()
-        parts = [
-            whole[name].split(lengths) for name in ("tokens", "features", "top_ids", "top_probs")
-        ]
+        parts = [whole[name].split(lengths) for name in PARTS]
         rows = zip(whole["scripts"].tolist(), whole["answer_starts"].tolist(), *parts, strict=True)
         yield from (Text(*row) for row in rows)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from command import TARGET, fail
-from drafter import Shape
+from drafter import Shape, shape_of
 from origin import Origin, choose_layers
-from target import ChatFormat, find_mask_token, find_target, load_tokenizer, read_facts
+from target import DEVICE, ChatFormat, find_mask_token, find_target, load_tokenizer, read_facts
 
 from dflash_trt.checkpoint import check_pair, open_drafter
+from dflash_trt.config import DrafterConfig, LayerMask, TargetConfig
 
 BLOCK, LAYERS = 8, 4
 
@@ -27,44 +29,68 @@ class Task:
     mask_token_id: int
 
 
-def make_task(
-    origin: Origin,
-    init: str,
-    features: int | tuple[int, ...] | None = None,
-    mask_token: str | None = None,
-    block: int | None = None,
-    layers: int | None = None,
-    intermediate: int | None = None,
-) -> Task:
-    """What texts and the arguments of these names ask for together.
+def make_task(origin: Origin, args: argparse.Namespace) -> Task:
+    """What texts and train.py's arguments ask for together.
 
     Ends with a line, or raises `DFlashError`, where they contradict each other.
     """
     target = find_target(origin.target)
     facts, tokenizer = read_facts(target), load_tokenizer(target)
-    start = None if init == TARGET else open_drafter(Path(init)).config
+    start = None if args.init == TARGET else _start(Path(args.init), facts)
     source = start or facts
-    layer_ids = start.target_layer_ids if start else origin.target_layer_ids
-    if features is not None:
-        layer_ids = choose_layers(features, facts.num_layers)
-    if not set(layer_ids) <= set(origin.target_layer_ids):
-        fail(f"the texts have features of layers {origin.target_layer_ids}, not all of {layer_ids}")
-    shape = Shape(
-        layer_ids,
-        layers or (start.num_layers if start else LAYERS),
-        block or (start.block_size if start else BLOCK),
-        intermediate or source.intermediate_size,
+    whole = (
+        shape_of(start)
+        if start
+        else Shape(origin.target_layer_ids, LAYERS, BLOCK, facts.intermediate_size)
     )
+    shape = Shape(
+        whole.layer_ids
+        if args.features is None
+        else choose_layers(args.features, facts.num_layers),
+        args.layers or whole.layers,
+        args.block or whole.block,
+        args.intermediate or whole.intermediate,
+    )
+    if not set(shape.layer_ids) <= set(origin.target_layer_ids):
+        fail(
+            f"the texts have features of layers {origin.target_layer_ids}, "
+            f"not all of {shape.layer_ids}"
+        )
+    if not set(shape.layer_ids) <= set(whole.layer_ids):
+        fail(f"{args.init} reads layers {whole.layer_ids}, not all of {shape.layer_ids}")
     for name, has in (("layers", source.num_layers), ("intermediate", source.intermediate_size)):
         if getattr(shape, name) > has:
-            fail(f"--{name} {getattr(shape, name)}: {init} has {has} to start from")
-    asked = mask_token or (str(start.mask_token_id) if start else None)
+            fail(f"--{name} {getattr(shape, name)}: {args.init} has {has} to start from")
+    if start and shape != whole and Path(args.init).resolve() == args.output.resolve():
+        fail(f"{args.init} would be replaced by a drafter of another shape: give another --output")
+    widest = max(args.widths or [0])
+    if widest > shape.block:
+        fail(f"--widths {widest} is above the block, {shape.block}")
+    if DEVICE == "cuda" and (args.workers or 1) > 1:
+        fail("--workers: one on a GPU, since all would share it")
+    asked = args.mask_token or (str(start.mask_token_id) if start else None)
     mask_token_id = find_mask_token(asked, tokenizer, ChatFormat.of(tokenizer), facts.vocab_size)
-    if start:
-        check_pair(facts, start)
-        if not set(layer_ids) <= set(start.target_layer_ids):
-            fail(f"{init} reads layers {start.target_layer_ids}, not all of {layer_ids}")
-        if start.mask_token_id != mask_token_id:
-            fail(f"{init} has mask token {start.mask_token_id}, not {mask_token_id}")
-    columns = origin.columns(layer_ids, facts.hidden_size)
+    if start and start.mask_token_id != mask_token_id:
+        fail(f"{args.init} has mask token {start.mask_token_id}, not {mask_token_id}")
+    columns = origin.columns(shape.layer_ids, facts.hidden_size)
     return Task(target, shape, columns, mask_token_id)
+
+
+def _start(folder: Path, facts: TargetConfig) -> DrafterConfig:
+    """A drafter to start from, if it has nothing that training leaves out."""
+    start = open_drafter(folder).config
+    check_pair(facts, start)
+    more = {
+        "sliding windows or causal layers": set(start.masks) != {LayerMask(causal=False)},
+        "an embedding or a head of its own": start.own_embedding or start.own_lm_head,
+        "a scale or a cap of its own": (
+            start.input_embedding_scale,
+            start.output_multiplier,
+            start.final_logit_softcapping,
+        )
+        != (1, 1, None),
+    }
+    for what, has in more.items():
+        if has:
+            fail(f"{folder}: a drafter with {what} cannot be trained on here")
+    return start

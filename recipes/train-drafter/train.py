@@ -38,11 +38,11 @@ from command import (
     texts_folder,
 )
 from evaluation import Overlap
-from options import add_shape, add_workers
+from options import add_shape, add_workers, most_workers
 from origin import Origin
 from shards import Text, read_shards
 from target import DEVICE, DTYPE, load_target, load_tokenizer
-from task import Task, make_task
+from task import make_task
 from torch import nn
 from torch.nn.functional import embedding
 
@@ -54,6 +54,8 @@ OTHERS = 2048
 GAMMA = {16: 7.0}
 """Decay of the rows' weights by block size (paper, training details); any other, block / 2."""
 WARM_UP = 0.04
+MOST_TRAINERS = 4
+"""By default: with more, batches would be larger and steps fewer."""
 HELD_OUT = 50
 """Every so many-th script is only measured on."""
 CHECKS = 10
@@ -154,7 +156,7 @@ class Trainer:
     def __init__(self, rank: int, args: argparse.Namespace) -> None:
         """Loads texts, target and the drafter to start from."""
         self.rank, self.args = rank, args
-        task = task_of(args)
+        task = make_task(Origin.read(args.data), args)
         target = load_target(task.target)
         fair = _fair(read_shards(args.data), load_tokenizer(task.target))
         self.held_out = [text for text in fair if text.script % HELD_OUT == 0]
@@ -171,7 +173,7 @@ class Trainer:
             some = torch.cat([text.features[:64, task.columns] for text in fair[:16]])
             model = drafters.from_target(config, target, some)
         else:
-            model = drafters.load(Path(args.init), task.shape)
+            model = drafters.load(Path(args.init), task.shape, target.config.num_hidden_layers)
         self.model = model.to(DEVICE).train()
         self.head = Head(target)
         self.weights = row_weights(task.shape.block).to(DEVICE)
@@ -259,14 +261,6 @@ def _fair(texts: Iterable[Text], tokenizer: Tokenizer) -> list[Text]:
     ]
 
 
-def task_of(args: argparse.Namespace) -> Task:
-    """What texts and arguments ask for together."""
-    return make_task(
-        Origin.read(args.data), args.init, args.features, args.mask_token,
-        args.block, args.layers, args.intermediate,
-    )  # fmt: skip
-
-
 def work(rank: int, args: argparse.Namespace) -> None:
     """What a worker's process runs."""
     torch.set_num_threads(max(1, args.threads // args.workers))
@@ -283,11 +277,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
 def main() -> None:
     """Start the workers."""
     args = arguments()
-    block = task_of(args).shape.block  # says here, not in a worker, what is wrong
-    if max(args.widths or [0]) > block:
-        fail(f"--widths {max(args.widths)} is above the block, {block}")
-    if DEVICE == "cuda" and args.workers > 1:
-        fail("--workers: one on a GPU, since all would share it")
+    make_task(Origin.read(args.data), args)  # says here, not in a worker, what is wrong
     args.output.mkdir(parents=True, exist_ok=True)
     with alone(args.output):
         _train(args)
@@ -326,7 +316,7 @@ def arguments() -> argparse.Namespace:
     add("--weight-decay", type=float, default=0.05)
     add("--every", type=positive, default=100, help="steps between reports")
     add("--seed", type=int, default=0)
-    add_workers(parser)
+    add_workers(parser, most_workers(MOST_TRAINERS))
     return parser.parse_args()
 
 

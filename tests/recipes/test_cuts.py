@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,12 @@ import pytest
 import torch
 from dflash.model import DFlashDraftModel
 from drafter import Shape
+from origin import Origin
+from safetensors.torch import load_file, save_file
+from task import make_task
+
+from dflash_trt.checkpoint import open_drafter
+from dflash_trt.errors import DFlashError
 
 SHAPE = Shape((0, 2, 4), layers=3, block=4, intermediate=96)
 
@@ -87,6 +95,87 @@ def test_a_target_lends_its_strongest_channels(target: Any) -> None:
     config = drafters.make_config(target.config, replace(SHAPE, intermediate=64), 5)
     some = drafters.from_target(config, target, torch.randn(20, 3 * 48))
     for mine, theirs in zip(some.layers, target.model.layers[3:], strict=True):
-        rows = {tuple(row.tolist()) for row in theirs.mlp.up_proj.weight}
-        assert all(tuple(row.tolist()) in rows for row in mine.mlp.up_proj.weight)
+        up, down = theirs.mlp.up_proj.weight, theirs.mlp.down_proj.weight
+        strength = [float(up[i].norm() * down[:, i].norm()) for i in range(96)]
+        strongest = sorted(sorted(range(96), key=strength.__getitem__)[-64:])
+        assert torch.equal(mine.mlp.up_proj.weight, up[strongest])
+        assert torch.equal(mine.mlp.down_proj.weight, down[:, strongest])
         assert torch.equal(mine.self_attn.q_proj.weight, theirs.self_attn.q_proj.weight)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change config.json; None leaves a key out."""
+    facts = json.loads((folder / "config.json").read_text()) | changes
+    kept = {name: value for name, value in facts.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+@torch.no_grad()
+def test_configs_that_say_it_in_other_words(whole: DFlashDraftModel, tmp_path: Path) -> None:
+    """What `dflash-trt build` reads, a training reads too."""
+    drafters.save(whole, tmp_path)
+    nested = {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]}
+    for changes in (
+        {"layer_types": None, "num_target_layers": None},
+        {"dflash_config": None, **nested},
+        {"block_size": None, "dflash_config": {**nested, "block_size": 4}},
+    ):
+        rewrite(tmp_path, **changes)
+        same = drafters.load(tmp_path, num_target_layers=6)
+        assert torch.equal(same(**inputs(FEATURES)), whole(**inputs(FEATURES)))
+        drafters.save(same, tmp_path / "again")
+        again = open_drafter(tmp_path / "again").config
+        assert drafters.shape_of(again) == SHAPE
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({f"model.{name}": w for name, w in weights.items()}, tmp_path / "model.safetensors")
+    same = drafters.load(tmp_path, num_target_layers=6)
+    assert torch.equal(same(**inputs(FEATURES)), whole(**inputs(FEATURES)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"layer_types": ["sliding_attention"] * 3, "sliding_window": 4,
+             "use_sliding_window": True},
+            "sliding windows",
+        ),
+        ({"input_embedding_scale": 24.0}, "a scale or a cap"),
+        ({"final_logit_softcapping": 30.0}, "a scale or a cap"),
+        ({"num_target_layers": 36}, "36"),
+    ],
+)  # fmt: skip
+def test_what_training_would_leave_out_is_no_start(
+    whole: DFlashDraftModel, target_folder: Path, tmp_path: Path, changes: dict[str, Any],
+    said: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    start = tmp_path / "start"
+    drafters.save(whole, start)
+    rewrite(start, **changes)
+    args = Namespace(
+        init=str(start), output=tmp_path / "new", features=None, mask_token=None, layers=None,
+        block=None, intermediate=None, widths=None, workers=1,
+    )  # fmt: skip
+    with pytest.raises((SystemExit, DFlashError)) as error:
+        make_task(Origin(str(target_folder), (0, 2, 4), 0), args)
+    assert said in f"{error.value} {capsys.readouterr().err}"
+
+
+def test_no_folder_has_the_weights_of_another_shape(
+    whole: DFlashDraftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two files leaves one that says so."""
+    drafters.save(whole, tmp_path)
+    small = drafters.load(tmp_path, replace(SHAPE, layers=1))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drafters, "write_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        drafters.save(whole, tmp_path)
+    assert drafters.shape_of(open_drafter(tmp_path).config) == SHAPE  # the same shape: still whole
+    with pytest.raises(KeyboardInterrupt):
+        drafters.save(small, tmp_path)
+    with pytest.raises(DFlashError, match="safetensors"):
+        open_drafter(tmp_path)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import responses
+import torch
 from command import alone
 from origin import Origin
 from scripts import Script, Source, read_scripts, write_scripts
-from shards import read_shards
+from shards import PREFIX, read_shards, write_file
+from target import DTYPE, read_facts
 
 from dflash_trt.errors import CheckpointError
 
@@ -100,6 +102,39 @@ def test_a_file_that_is_none_of_scripts_is_named(text: str, tmp_path: Path) -> N
     file.write_text(text)
     with pytest.raises(CheckpointError, match="jsonl: is not what scripts"):
         read_scripts(file)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"target": "a", "seed": 0}'])
+def test_an_origin_that_says_nothing_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"texts\.json: does not say"):
+        Origin.read(tmp_path)
+
+
+def test_a_file_of_something_else_is_no_shard(tmp_path: Path) -> None:
+    write_file(tmp_path / "shard-x.safetensors", {"tokens": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match="is no shard of texts"):
+        list(read_shards(tmp_path))
+
+
+def test_texts_go_on_behind_the_prefix_of_the_first(target_folder: Path, tmp_path: Path) -> None:
+    """A chat template may write the date."""
+    today = responses.find_chat(target_folder, tmp_path)
+    write_file(tmp_path / PREFIX, {"tokens": torch.tensor([3, 4, 5])})
+    chat = responses.find_chat(target_folder, tmp_path)
+    assert chat.before == (3, 4, 5, today.before[-1])
+    assert (chat.after, chat.ends) == (today.after, today.ends)
+
+
+def test_as_many_slots_as_memory_has_room_for(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = read_facts(target_folder)
+    assert responses.slots_that_fit(facts, 320) == 128
+    size = 2 * 6 * 2 * 8 * 320 * DTYPE.itemsize  # layers, heads, their width
+    monkeypatch.setattr(responses, "RING_BYTES", 10 * size)
+    assert responses.slots_that_fit(facts, 320) == 10
+    assert responses.slots_that_fit(facts, 320_000) == 1
 
 
 def test_texts_of_unknown_origin_are_refused(tmp_path: Path) -> None:

@@ -193,34 +193,69 @@ def test_a_drafter_may_read_some_of_the_features(
 
 
 @pytest.mark.parametrize(
-    ("features", "mask_token", "said"),
+    ("changes", "said"),
     [
-        ((0, 3), "5", "have features of layers (0, 2, 4), not all of (0, 3)"),
-        (99, "5", "too many for 6 layers"),
-        ((0, 5), "5", "must ascend and be of 0 to 4"),
-        (None, None, "no special token"),
-        (None, "256", "none of the target's 256 tokens"),
+        ({"features": (0, 3)}, "have features of layers (0, 2, 4), not all of (0, 3)"),
+        ({"features": 99}, "too many for 6 layers"),
+        ({"features": (0, 5)}, "must ascend and be of 0 to 4"),
+        ({"mask_token": None}, "no special token"),
+        ({"mask_token": "256"}, "none of the target's 256 tokens"),
+        ({"layers": 7}, "--layers 7: target has 6"),
+        ({"intermediate": 97}, "--intermediate 97: target has 96"),
+        ({"widths": [2, 9]}, "--widths 9 is above the block"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    data: Path, features: Any, mask_token: str | None, said: str, capsys: Any
+    data: Path, changes: dict[str, Any], said: str, tmp_path: Path, capsys: Any
 ) -> None:
+    args = options_of_training(data, tmp_path / "drafter", **changes)
     with pytest.raises((DFlashError, SystemExit)) as error:
-        make_task(Origin.read(data), "target", features, mask_token)
+        make_task(Origin.read(data), args)
     assert said in f"{error.value} {capsys.readouterr().err}"
 
 
-def test_a_start_must_read_the_same(data: Path, drafter: DFlashDraftModel, tmp_path: Path) -> None:
-    drafters.save(drafter, tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mask_token": "6"}, "has mask token 5, not 6"),
+        ({"features": (2, 4)}, "reads layers (0, 4), not all of (2, 4)"),
+        ({"layers": 3}, "has 2 to start from"),
+        ({"intermediate": 97}, "has 96 to start from"),
+        ({"layers": 1, "output": "start"}, "replaced by a drafter of another shape"),
+    ],
+)
+def test_a_start_has_all_that_is_asked_for(
+    data: Path, drafter: DFlashDraftModel, changes: dict[str, Any], said: str, tmp_path: Path,
+    capsys: Any,
+) -> None:  # fmt: skip
+    start = tmp_path / "start"
+    drafters.save(drafter, tmp_path / "whole")
+    some = drafters.Shape((0, 4), layers=2, block=BLOCK, intermediate=96)
+    drafters.save(drafters.load(tmp_path / "whole", some), start)
     origin = Origin.read(data)
-    task = make_task(origin, str(tmp_path))
-    assert task.mask_token_id == MASK
-    assert task.shape == drafters.Shape(LAYERS, layers=2, block=BLOCK, intermediate=96)
-    for changes in (
-        {"mask_token": "6"}, {"features": (0, 3)}, {"layers": 3}, {"intermediate": 97},
-    ):  # fmt: skip
-        with pytest.raises(SystemExit):
-            make_task(origin, str(tmp_path), **changes)
+    args = options_of_training(data, tmp_path / "drafter", init=str(start), mask_token=None)
+    task = make_task(origin, args)
+    assert (task.mask_token_id, task.shape) == (MASK, some)
+    changes = {**changes, "output": tmp_path / changes.get("output", "drafter")}
+    with pytest.raises(SystemExit):
+        make_task(origin, Namespace(**(vars(args) | changes)))
+    assert said in capsys.readouterr().err
+
+
+def test_a_part_of_a_drafter_is_trained_on(
+    data: Path, drafter: DFlashDraftModel, target_folder: Path, tmp_path: Path
+) -> None:
+    drafters.save(drafter, tmp_path / "start")
+    before = (tmp_path / "start/model.safetensors").read_bytes()
+    output = tmp_path / "drafter"
+    args = options_of_training(
+        data, output, init=str(tmp_path / "start"), mask_token=None, block=6,
+        steps=3, layers=1, intermediate=64, features=(0, 4),
+    )  # fmt: skip
+    train.work(0, args)
+    found = read_pair(target_folder, output).config.drafter
+    assert drafters.shape_of(found) == drafters.Shape((0, 4), 1, 6, 64)
+    assert (tmp_path / "start/model.safetensors").read_bytes() == before
 
 
 def test_a_drafter_turns_as_its_target(tmp_path: Path) -> None:
