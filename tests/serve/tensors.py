@@ -79,8 +79,8 @@ def grpc_infer(
 ) -> Answer:
     """An error is its message, with its status before it if that is asked for.
 
-    Triton sends it to a stream that has a header, and cancels the stream. Before 25.04 that is a
-    race: four clients at once end Triton with a segmentation fault within a thousand such streams.
+    Triton sends it to a stream that has a header, and cancels the stream. In 2.51 that is a race:
+    four clients at once end Triton with a segmentation fault within a thousand such streams.
     """
     answer = Answer()
     headers = {"triton_grpc_error": "true"} if with_status else None
