@@ -7,7 +7,7 @@ import numpy as np
 from dflash_trt.config import LayerMask
 from dflash_trt.graph import DType, Node
 from dflash_trt.lower.trt_emitter import Emitter, Literal, TrtEmitter, TrtTensor
-from dflash_trt.lower.trt_math import arange, binary, reshaped, shape_of, unary
+from dflash_trt.lower.trt_math import arange, binary, length_of, reshaped, unary
 
 
 def _rope(low: TrtEmitter, node: Node) -> list[TrtTensor]:
@@ -43,54 +43,64 @@ def _kv_update(low: TrtEmitter, node: Node) -> list[TrtTensor]:
 def _attention(low: TrtEmitter, node: Node) -> list[TrtTensor]:
     """The native layer. It does not scale: the query comes scaled.
 
-    Without a window the mask is the layer's own, aligned to the last key of each row. TensorRT
-    takes either that or a mask tensor, so a window's tensor holds the causal part too.
+    The query heads that share a key head are rows of one head: with more heads than keys have,
+    TensorRT-RTX 1.7 copies every whole cache, once for each of them, in every step. It has no
+    kernel for a single head.
+
+    Which keys a row sees is always a mask tensor. With lengths and the layer's own mask, kernels of
+    TensorRT 11.1 and 11.2 read a cache past its rows' ends (NVIDIA/TensorRT-Model-Connect, pull
+    request 1048).
     """
-    query, key, value, kv_length = (low.value(tensor, node) for tensor in node.inputs)
-    mask: LayerMask = node.attrs["mask"]
-    scale = low.const(np.full((1,) * 4, query.shape[-1] ** -0.5), query.dtype, node)
-    scaled = binary(low, node, "PROD", query, scale)
-    kinds = low.trt.CausalMaskKind
-    allowed = None if mask.window is None else _window(low, node, mask, (query, key, kv_length))
-    kind = kinds.LOWER_RIGHT if mask.causal and allowed is None else kinds.NONE
+    query, key, value = (low.value(tensor, node) for tensor in node.inputs[:3])
+    heads, key_heads, head_dim = query.shape[1], key.shape[1], query.shape[-1]
+    copies = heads // key_heads if key_heads > 1 else 1
+    scale = low.const(np.full((1,) * 4, head_dim**-0.5), query.dtype, node)
+    rows = binary(low, node, "PROD", query, scale)
+    allowed = _allowed(low, node, copies)
+    if copies > 1:
+        rows = reshaped(low, node, rows, [0, key_heads, -1, head_dim])
 
     def make() -> TrtTensor:
-        softmax = low.trt.AttentionNormalizationOp.SOFTMAX
-        layer = low.network.add_attention_v2(scaled, key, value, softmax, kind)
-        layer.key_value_lengths = kv_length
-        if allowed is not None:
-            layer.mask = allowed
+        softmax, kind = low.trt.AttentionNormalizationOp.SOFTMAX, low.trt.CausalMaskKind.NONE
+        layer = low.network.add_attention_v2(rows, key, value, softmax, kind)
+        layer.mask = allowed
         # There are fused kernels for 16-bit types only.
         layer.decomposable = low.types[DType.ACT] == low.trt.DataType.FLOAT
         return layer
 
-    inputs = [scaled, key, value, kv_length, *([] if allowed is None else [allowed])]
-    return low.layer(node, "attention", inputs, make, str(kind))
+    made = low.layer(node, "attention", [rows, key, value, allowed], make)[0]
+    return [reshaped(low, node, made, [0, heads, -1, head_dim]) if copies > 1 else made]
 
 
-def _window(
-    low: TrtEmitter, node: Node, mask: LayerMask, tensors: tuple[TrtTensor, TrtTensor, TrtTensor]
-) -> TrtTensor:
-    """bool [B, 1, S, C]: keys less than `window` positions before the query, none past the last."""
-    query, key, kv_length = tensors
+def _allowed(low: TrtEmitter, node: Node, copies: int) -> TrtTensor:
+    """bool [B, 1, copies * S, C]: the keys that each row sees; the rows are there `copies` times.
+
+    None past the last key, and where the layer's mask says so none behind the query (causal), or
+    none `window` or more positions before it. All layers of one mask share the tensor.
+    """
+    query, key, _, kv_length = node.inputs
+    mask: LayerMask = node.attrs["mask"]
     int32 = low.trt.DataType.INT32
-    assert mask.window is not None
 
     def number(value: int) -> TrtTensor:
         return low.const(np.full((1,) * 4, value), int32, node)
 
-    num_rows = shape_of(low, node, query, 2)
-    rows = low.placed(arange(low, node, num_rows), int32, node)
-    rows = reshaped(low, node, rows, [1, 1, -1, 1])
-    end = reshaped(low, node, kv_length, [0, 1, 1, 1])
+    num_rows = length_of(low, node, query, 2)
+    row = low.placed(arange(low, node, num_rows), int32, node, 3)
+    row = binary(low, node, "SUM", row, low.const(np.zeros((1, copies, 1)), int32, node))
+    row = reshaped(low, node, row, [1, 1, -1, 1])
+    end = reshaped(low, node, low.value(kv_length, node), [0, 1, 1, 1])
     first = binary(low, node, "SUB", end, low.placed(num_rows, int32, node, 4))
-    position = binary(low, node, "SUM", first, rows)
-    keys = low.placed(arange(low, node, shape_of(low, node, key, 2)), int32, node, 4)
-    oldest = binary(low, node, "SUB", position, number(mask.window))
-    newest = position if mask.causal else binary(low, node, "SUB", end, number(1))
-    recent = binary(low, node, "LESS", oldest, keys)
+    position = binary(low, node, "SUM", first, row)
+    keys = low.placed(arange(low, node, length_of(low, node, key, 2)), int32, node, 4)
+    last = binary(low, node, "SUB", end, number(1))
+    # A mask needs every row, so one that is the same for all of them is made of them too.
+    newest = position if mask.causal else binary(low, node, "MAX", position, last)
     known = unary(low, node, "NOT", binary(low, node, "GREATER", keys, newest))
-    return binary(low, node, "AND", recent, known)
+    if mask.window is None:
+        return known
+    oldest = binary(low, node, "SUB", position, number(mask.window))
+    return binary(low, node, "AND", binary(low, node, "LESS", oldest, keys), known)
 
 
 ATTENTION: dict[str, Emitter] = {"rope": _rope, "kv_update": _kv_update, "attention": _attention}

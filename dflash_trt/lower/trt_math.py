@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_trt.errors import NoLowering
-from dflash_trt.graph import Node
+from dflash_trt.graph import Node, Tensor
 from dflash_trt.lower.trt_emitter import Emitter, Literal, TrtEmitter, TrtTensor
 
 MAX_TOP_K = 3840  # of ITopKLayer
@@ -57,6 +57,16 @@ def shape_of(low: TrtEmitter, node: Node, x: TrtTensor, axis: int) -> TrtTensor 
     make = lambda: low.network.add_gather(shape, index, 0)  # noqa: E731
     length = low.layer(node, "length", [shape, index], make)[0]
     return low.cast(length, low.trt.DataType.INT32, node)
+
+
+def length_of(low: TrtEmitter, node: Node, tensor: Tensor, axis: int) -> TrtTensor | Literal:
+    """The length of an axis, int32 []; one tensor for all axes of one name, so users are equal."""
+    dim = low.dims(tensor.shape)[axis]
+    if isinstance(dim, int):
+        return Literal(np.array(dim, np.int32))
+    if dim not in low.lengths:
+        low.lengths[dim] = shape_of(low, node, low.value(tensor, node), axis)
+    return low.lengths[dim]
 
 
 def arange(low: TrtEmitter, node: Node, length: TrtTensor | Literal) -> TrtTensor | Literal:

@@ -44,28 +44,32 @@ def attentions(network: Any, scope: str) -> list[Any]:
     return [layer.attention for layer in layers(network, "IAttentionInputLayer", scope)]
 
 
-def causal(scope: str, kind: str) -> Spoil:
-    """Attention with another causal rule."""
-
-    def spoil(network: Any) -> int:
-        found = attentions(network, scope)
-        for attention in found:
-            attention.causal_kind = getattr(trt.CausalMaskKind, kind)
-        return len(found)
-
-    return spoil
+def newest_keys(network: Any, scope: str) -> list[Any]:
+    """The comparisons of masks under a scope: keys, and the newest one that a row may see."""
+    made = {layer.get_output(0).name: layer for layer in layers_of(network, trt)}
+    masks = {attention.mask.name for attention in attentions(network, scope)}
+    return [made[made[mask].get_input(0).name] for mask in masks]
 
 
-def key_lengths(by: int) -> Spoil:
+def last_key(scope: str, by: int) -> Spoil:
     """Attention over a key too few or too many."""
 
     def spoil(network: Any) -> int:
-        found = attentions(network, "drafter.layers")
-        for attention in found:
-            attention.key_value_lengths = shifted(network, attention.key_value_lengths, by)
+        found = newest_keys(network, scope)
+        for comparison in found:
+            comparison.set_input(1, shifted(network, comparison.get_input(1), by))
         return len(found)
 
     return spoil
+
+
+def causal_drafter(network: Any) -> int:
+    """Rows of a block that do not see those behind them."""
+    made = {layer.get_output(0).name: layer for layer in layers_of(network, trt)}
+    found = newest_keys(network, "drafter.layers")
+    for comparison in found:
+        comparison.set_input(1, made[comparison.get_input(1).name].get_input(0))
+    return len(found)
 
 
 def late_rows(network: Any) -> int:
@@ -130,11 +134,11 @@ def swapped(scope: str) -> Spoil:
 
 
 MISTAKES: dict[str, Spoil] = {
-    "target: causal from the upper left": causal("target.layers", "UPPER_LEFT"),
-    "target: not causal": causal("target.layers", "NONE"),
-    "drafter: causal": causal("drafter.layers", "LOWER_RIGHT"),
-    "drafter: a key too few": key_lengths(-1),
-    "drafter: a key too many": key_lengths(1),
+    "target: a key too few": last_key("target.layers", -1),
+    "target: a key too many": last_key("target.layers", 1),
+    "drafter: causal": causal_drafter,
+    "drafter: a key too few": last_key("drafter.layers", -1),
+    "drafter: a key too many": last_key("drafter.layers", 1),
     "rotary embedding: interleaved": interleaved,
     "target: queries a position too far": turned("target.layers"),
     "drafter: queries a position too far": turned("drafter.layers"),

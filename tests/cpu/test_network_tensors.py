@@ -43,7 +43,7 @@ def test_inner_tensors_and_caches_equal_those_of_onnx_runtime(
         graph.add_output(name, tensor)
     network = step_network(tiny, graph=graph)
     caches = {
-        name: np.full((2, *tensor.shape[1:]), np.nan, numpy_type(tensor.dtype))
+        name: np.full((2, *tensor.shape[1:]), 1e30, numpy_type(tensor.dtype))
         for name, tensor in network.inputs.items()
         if c.UPDATED + name in network.outputs
     }

@@ -293,67 +293,50 @@ QUERY, KEY, VALUE = (
     for heads, rows in ((6, 4), (2, 20), (2, 20))
 )
 LIVE = np.array([4, 9, 17], np.int32)
+ROW, CACHED = np.indices((4, 20), sparse=True)
+MASKS = {
+    "lengths": np.broadcast_to(LIVE[:, None, None] > CACHED, (3, 4, 20)),
+    "causal": ROW + LIVE[:, None, None] - 4 >= CACHED,
+    "window": np.broadcast_to((CACHED <= ROW + 6) & (CACHED > ROW), (3, 4, 20)),
+}
 
 
-def by_torch(live: Array, allowed: Callable[[int, int, int], bool]) -> Array:
-    """Attention of each row over its own keys, by PyTorch, unscaled."""
-    out = []
-    for b, length in enumerate(live.tolist()):
-        mask = [[allowed(i, j, length) for j in range(length)] for i in range(4)]
-        q, k, v = (torch.from_numpy(x[b : b + 1]) for x in (QUERY, KEY, VALUE))
-        out.append(torch.nn.functional.scaled_dot_product_attention(
-            q, k[:, :, :length], v[:, :, :length], torch.tensor(mask), scale=1.0, enable_gqa=True
-        ))  # fmt: skip
-    return torch.cat(out).numpy()
-
-
-def attend(kind: str, with_lengths: bool = True) -> Layer:
-    def layer(net: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+def attend(kind: str = "NONE") -> Layer:
+    def layer(net: Any, q: Any, k: Any, v: Any, *mask: Any) -> Any:
         made = net.add_attention_v2(
             q, k, v, trt.AttentionNormalizationOp.SOFTMAX, getattr(trt.CausalMaskKind, kind)
         )
-        if with_lengths:
-            made.key_value_lengths, *rest = rest
-        if rest:
-            (made.mask,) = rest
+        if mask:
+            (made.mask,) = mask
         return made
 
     return layer
 
 
-RULES = {
-    "NONE": lambda i, j, length: True,
-    "LOWER_RIGHT": lambda i, j, length: j <= i + length - 4,
-    "UPPER_LEFT": lambda i, j, length: j <= i,
-}
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_sees_what_its_mask_allows(name: str) -> None:
+    """Heads share keys, and the mask is one for all heads; PyTorch says what comes of it."""
+    mask = MASKS[name][:, None].copy()
+    q, k, v, allowed = (torch.from_numpy(x) for x in (QUERY, KEY, VALUE, mask))
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, allowed, scale=1.0, enable_gqa=True
+    )
+    dead = ~mask.any((1, 2))[:, None, :, None]
+    key, value = (np.where(dead, 1e30, x).astype(np.float32) for x in (KEY, VALUE))
+    (found,) = run(attend(), QUERY, key, value, mask)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_attention_sees_each_rows_own_keys(kind: str) -> None:
-    dead = np.arange(20)[None, None, :, None] >= LIVE[:, None, None, None]
-    key, value = (np.where(dead, np.nan, x).astype(np.float32) for x in (KEY, VALUE))
-    (found,) = run(attend(kind), QUERY, key, value, LIVE)
-    np.testing.assert_allclose(found, by_torch(LIVE, RULES[kind]), atol=1e-6)
-    (found,) = run(attend(kind, with_lengths=False), QUERY, KEY, VALUE)
-    full = np.full(3, 20, np.int32)
-    np.testing.assert_allclose(found, by_torch(full, RULES[kind]), atol=1e-6)
-
-
-def test_attention_masks() -> None:
-    i, j = np.indices((4, 20), sparse=True)
-    mask = np.broadcast_to((j <= i + 6) & (j > i), (3, 1, 4, 20)).copy()
-    (found,) = run(attend("NONE"), QUERY, KEY, VALUE, LIVE + 3, mask)
-    wanted = by_torch(LIVE + 3, lambda i, j, length: i < j <= i + 6)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+def test_attention_that_the_lowering_does_not_make_is_refused() -> None:
+    mask = MASKS["lengths"][:, None].copy()
+    none = mask.copy()
+    none[1, :, 2] = False
     added = np.where(mask, 0, -np.inf).astype(np.float32)
-    (found,) = run(attend("NONE"), QUERY, KEY, VALUE, LIVE + 3, added)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("live", "kind", "match"),
-    [([4, 9, 21], "NONE", "keys"), ([0, 9, 9], "NONE", "keys"), ([3, 9, 9], "LOWER_RIGHT", "no")],
-)
-def test_attention_without_keys_is_refused(live: list[int], kind: str, match: str) -> None:
-    with pytest.raises(EvaluationError, match=match):
-        run(attend(kind), QUERY, KEY, VALUE, np.array(live, np.int32))
+    for kind, given, match in (
+        ("NONE", [none], "no key"),
+        ("NONE", [added], "a mask of float32"),
+        ("LOWER_RIGHT", [], "LOWER_RIGHT"),
+        ("NONE", [], "without a mask"),
+    ):
+        with pytest.raises(EvaluationError, match=match):
+            run(attend(kind), QUERY, KEY, VALUE, *given)

@@ -21,18 +21,23 @@ from dflash_trt.runtime.cuda import host_view
 from dflash_trt.runtime.trt import TrtSession
 from dflash_trt.runtime.trt_engine import TensorInfo
 from tiny.builds import TinyEngine
-from tiny.fake_gpu import UNSET, Arrays, FakeCuda, FakeEngine
+from tiny.fake_gpu import Arrays, FakeCuda, FakeEngine
 from tiny.trt_evaluator import NetworkEvaluator
 from tiny.trt_ops import evaluator_of
 from tiny.trt_types import Array, numpy_type
 
+LARGE = 0x7B  # bytes of about 1e36 in BF16 and FP32, of 6e4 in FP16
+
 
 class DirtyCuda(FakeCuda):
-    """What is cleared is full of NaN: nothing may depend on what no step wrote."""
+    """What is cleared is full of large numbers: nothing may depend on what no step wrote.
+
+    Not of NaN: a kernel may multiply what is masked with zero, which is why sessions clear.
+    """
 
     def clear(self, address: int, num_bytes: int) -> None:
         self.check_range(address, num_bytes)
-        self.put(lambda: host_view(address, num_bytes).fill(UNSET))
+        self.put(lambda: host_view(address, num_bytes).fill(LARGE))
 
 
 class EvaluatedSession(TrtSession):

@@ -41,57 +41,31 @@ def kv_cache_update(layer: Any, inputs: Inputs) -> list[Array]:
 
 
 def attention(layer: Any, inputs: Inputs) -> list[Array]:
-    """IAttention, at its input boundary: softmax(q k^T [masked]) v, not scaled.
-
-    With `key_value_lengths`, row b has that many keys, which is s_kv of the causal rule
-    `j <= i + s_kv - s_q` too. What lies behind is not looked at.
-    """
+    """IAttention with a boolean mask, at its input boundary: softmax(q k^T) v, not scaled."""
     spec = layer.attention
     query, key, value = (of(inputs, index) for index in range(3))
-    mask, lengths = optional(inputs, 3), optional(inputs, 6)
+    mask = optional(inputs, 3)
     for form in (spec.query_form, spec.key_value_form):
         require(form.name == "PADDED_BHND", f"attention with {form.name}")
     require(spec.norm_op.name == "SOFTMAX", f"attention with {spec.norm_op.name}")
-    require(optional(inputs, 4) is None and optional(inputs, 5) is None, "attention's inputs 4, 5")
+    require(spec.causal_kind.name == "NONE", f"attention with {spec.causal_kind.name}")
+    require(all(optional(inputs, i) is None for i in (4, 5, 6)), "attention's inputs 4 to 6")
     require(same_type(query, key, value) in FLOATS, f"attention of {query.dtype}")
     slots, heads, rows, width = query.shape
     kv_heads, capacity = key.shape[1:3]
     require(key.shape == value.shape == (slots, kv_heads, capacity, width), "attention's shapes")
     require(heads % kv_heads == 0, f"{heads} heads over {kv_heads}")
-    kind = spec.causal_kind.name
-    require(mask is None or kind == "NONE", "attention with a mask and a causal rule")
-    if lengths is None:
-        lengths = np.full(slots, capacity, np.int32)
-    require(lengths.dtype == np.int32 and lengths.shape == (slots,), "key_value_lengths")
-    result = np.empty(query.shape, np.float64)
-    for slot, live in enumerate(lengths.tolist()):
-        require(0 < live <= capacity, f"{live} keys of {capacity}")
-        q = wide(query[slot]).reshape(kv_heads, -1, rows, width)
-        k, v = (wide(x[slot, :, None, :live]) for x in (key, value))
-        scores = q @ k.swapaxes(-1, -2) + _causal(kind, rows, live)
-        if mask is not None:
-            added = _added(mask, query.dtype, (slots, heads, rows, capacity), slot)
-            scores = scores + added[..., :live].reshape(scores.shape)
-        require((scores.max(-1) != -np.inf).all(), "a query that may see no key at all")
-        result[slot] = (normalized(scores, -1) @ v).reshape(heads, rows, width)
-    return [result]
-
-
-def _causal(kind: str, rows: int, live: int) -> Array:
-    """What to add to the scores of rows [S] over keys [T]."""
-    if kind == "NONE":
-        return np.zeros((rows, live))
-    row, key = np.indices((rows, live), sparse=True)
-    last = row + (live - rows if kind == "LOWER_RIGHT" else 0)
-    return np.where(key <= last, 0.0, -np.inf)
-
-
-def _added(mask: Array, dtype: np.dtype[Any], shape: tuple[int, ...], slot: int) -> Array:
-    require(mask.dtype in (BOOL, dtype), f"a mask of {mask.dtype} for {dtype}")
+    require(mask is not None, "attention without a mask")
+    require(mask.dtype == BOOL, f"a mask of {mask.dtype}")
+    shape = (slots, heads, rows, capacity)
     require(mask.ndim == 4 and mask.shape[2:] == shape[2:], f"a mask of {mask.shape} for {shape}")
     require(all(n in (1, m) for n, m in zip(mask.shape, shape, strict=True)), "a mask's shape")
-    row = np.broadcast_to(mask, shape)[slot]
-    return np.where(row, 0.0, -np.inf) if mask.dtype == BOOL else wide(row)
+    grouped = wide(query).reshape(slots, kv_heads, -1, rows, width)
+    scores = grouped @ wide(key)[:, :, None].swapaxes(-1, -2)
+    allowed = np.broadcast_to(mask, shape).reshape(scores.shape)
+    require(allowed.any(-1).all(), "a query that may see no key at all")
+    weights = normalized(np.where(allowed, scores, -np.inf), -1)
+    return [(weights @ wide(value)[:, :, None]).reshape(query.shape)]
 
 
 def attention_output(layer: Any, inputs: Inputs) -> list[Array]:

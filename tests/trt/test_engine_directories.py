@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -58,6 +59,15 @@ def test_one_engine_one_enqueue_two_small_outputs(engine: EngineDir) -> None:
     assert step["caches_in_place"] == len(c.all_caches(engine.config.pair))
     assert step["on_host"] == []
     assert [file.name for file in engine.path.glob("*.engine")] == ["rank0.engine"]
+
+
+def test_attention_copies_no_cache_for_every_query_head(engine: EngineDir) -> None:
+    """TensorRT-RTX 1.7 did, where query heads were more than key heads: see `_attention`."""
+    kernels = [
+        layer["name"] for layer in json.loads((engine.path / "layers.json").read_text())["layers"]
+    ]
+    assert sum("gemm_mha" in name for name in kernels) == 2 * 4  # profiles, layers
+    assert not [name for name in kernels if re.search(r"ReshRepl\w*Move", name)]
 
 
 def test_the_manifest_is_the_contract(engine: EngineDir) -> None:
