@@ -63,7 +63,10 @@ needs-gpu:
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || \
 	    { echo "error: there is no NVIDIA driver here (libcuda.so.1); dflash-trt doctor says more" >&2; exit 2; }
 
+# Hopper's and Blackwell's data-center GPUs take engines of `tensorrt`, which no test here needs.
 gpu: needs-gpu $(TEST)  ## what needs an NVIDIA GPU, in at most 8 minutes: tests, equality with the CPU, speed
+	@case "$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader --id=0)" in \
+	    9.*|10.*) $(PIP) --editable '.[tensorrt]';; esac
 	@mkdir -p $(OUT)
 	$(BIN)/python bench/gpu.py --output $(OUT)/gpu.json
 

@@ -125,8 +125,14 @@ def precision_on(device: Device, name: str) -> Precision:
     )
 
 
+_LOGGERS: list[Any] = []
+
+
 def make_logger(trt: Any, log: Callable[[Any, str], None]) -> Any:
-    """A logger of TensorRT's that calls `log(severity, text)`; keep it while it is in use."""
+    """A logger of TensorRT's that calls `log(severity, text)`, for as long as the process lives.
+
+    TensorRT keeps a pointer to the first one that it gets, and may use it for all that follows.
+    """
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # trt is a value: the base class is Any
         def __init__(self) -> None:
@@ -135,7 +141,8 @@ def make_logger(trt: Any, log: Callable[[Any, str], None]) -> Any:
         def log(self, severity: Any, text: str) -> None:
             log(severity, text)
 
-    return Logger()
+    _LOGGERS.append(Logger())
+    return _LOGGERS[-1]
 
 
 def version(capability: tuple[int, int]) -> str:

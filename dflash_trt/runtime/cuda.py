@@ -7,6 +7,7 @@ stream runs in order, later; only `synchronize` waits.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -179,6 +180,9 @@ class CudaDevice:
         mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call(cuda.cudaStreamBeginCapture, self._stream, mode)
         reason = ""
+        # What a collection frees calls CUDA, which a capture of this thread refuses and ends at.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             work()
         except (CaptureRefused, GpuError) as error:
@@ -186,6 +190,8 @@ class CudaDevice:
         finally:
             # The stream stays unusable until its capture is ended, whatever came of it.
             status, captured = cuda.cudaStreamEndCapture(self._stream)
+            if collects:
+                gc.enable()
         if not reason and int(status) != 0:
             reason = self._reason(cuda.cudaStreamEndCapture, status)
         try:
@@ -216,7 +222,8 @@ class CudaDevice:
             return values[0] if len(values) == 1 else tuple(values)
         message = self._reason(function, status)
         if status == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            asked = f" for {arguments[0]:,} bytes" if arguments else ""
+            takes_size = function in (self._cuda.cudaMalloc, self._cuda.cudaHostAlloc)
+            asked = f" for {arguments[0]:,} bytes" if takes_size else ""
             raise GpuMemoryError(f"the GPU is out of memory{asked}: {message}")
         raise GpuError(message)
 

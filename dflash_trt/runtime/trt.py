@@ -88,7 +88,13 @@ class TrtSession:
             cuda.clear(memory.address, memory.num_bytes)
         self._inputs: dict[int, Mirror] = {}  # by adjusted ids
         self._outputs = Mirror(cuda, self._shapes.outputs(limits.max_slots).num_bytes)
-        work = StepWork(self._context, self._bind, self._put)
+        # Not of this session's own methods: a cycle would keep the GPU's memory until a collection.
+        me = weakref.proxy(self)
+        work = StepWork(
+            lambda profile, fixed: me._context(profile, fixed),
+            lambda key, context: me._bind(key, context),
+            lambda key, context: me._put(key, context),
+        )
         self._runner = StepRunner(cuda, work, limits.block, max_graphs)
 
     @property
@@ -123,8 +129,7 @@ class TrtSession:
             with contextlib.suppress(GpuError):
                 self._cuda.synchronize()
             raise
-        if is_new:
-            self._engine.save_compiled()
+        self._engine.save_compiled(is_new)
         made = self._shapes.outputs(key.slots).fields
         next_tokens = made[c.NEXT].view(self._outputs.host)
         # Copies: the next step writes to the same memory.
@@ -137,10 +142,10 @@ class TrtSession:
     def release(self, slot: int) -> None:
         """See `Session.release`. Clears the slot's caches, on the stream.
 
-        Attention is told how many keys a row has, and gives those behind them no weight. But a
-        kernel may load a whole tile of values and multiply the dead ones with zero, and zero times
-        NaN is NaN. What one request overflowed to must not reach the next one, so no memory holds
-        bytes of a request that is over.
+        Attention gives keys behind a row's last one no weight. But a kernel may load a whole tile
+        of values and multiply the dead ones with zero, and zero times NaN is NaN. What one request
+        overflowed to must not reach the next one, so no memory holds bytes of a request that is
+        over.
         """
         for place, memory in zip(self._shapes.caches, self._caches, strict=True):
             self._cuda.clear(memory.address + place.offset(slot), place.slot_bytes)

@@ -56,5 +56,8 @@ class LoadedEngine(Protocol):
     def context(self, profile: int, scratch: int, num_bytes: int, *, fixed: bool) -> StepContext:
         """A new context that works in memory of the caller. `fixed`: its shapes will not change."""
 
-    def save_compiled(self) -> None:
-        """Keep what was compiled on this GPU for the next start, if there is anything."""
+    def save_compiled(self, is_new: bool) -> None:
+        """Keep what was compiled on this GPU for the next start, if a step made something new.
+
+        Called after every step, so that the cost of saving can be spread.
+        """

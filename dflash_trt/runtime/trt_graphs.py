@@ -66,17 +66,18 @@ class StepRunner:
         try:
             context = self._work.context(key.profile, True)
             self._work.bind(key, context)
+            # What depends on the shapes is settled by the first run, and a capture must not do it.
+            self._work.put(key, context)
         except GpuError as error:  # another context may just not fit
             return self._give_up(key, error.message)
-        # What depends on the shapes is settled by the first run, and a capture must not do that.
-        self._work.put(key, context)
-        if not context.is_capturable:
+        graph = None
+        if context.is_capturable:
+            graph = self._cuda.capture(lambda: self._put_captured(key, context))
+        else:
             log.warning("steps run without CUDA graphs: TensorRT cannot capture this engine")
-            self._max_graphs = 0
-            return True
-        graph = self._cuda.capture(lambda: self._put_captured(key, context))
         if graph is None:
             self._max_graphs = 0
+            self._cuda.synchronize()  # the step runs with a context that goes now
             return True
         self._graphs[key] = _Captured(self._cuda, graph, context)
         while len(self._graphs) > self._max_graphs:

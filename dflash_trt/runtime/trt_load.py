@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class TrtEngine:
         self._compiled: Any = None
         self._stored = b""
         self._cache_file: Path | None = None
+        self._is_unsaved, self._next_save = False, 0.0
         self._configs: dict[bool, Any] = {}
         if hasattr(trt, "IRuntimeCache"):  # RTX: kernels are compiled here, not at build time
             key = CacheKey("runtime", engine_sha256, cuda.uuid, trt.__version__)
@@ -76,25 +78,37 @@ class TrtEngine:
 
     def context(self, profile: int, scratch: int, num_bytes: int, *, fixed: bool) -> StepContext:
         """See `LoadedEngine`."""
+        self._messages.clear()  # what was said before is no reason
         how = self._configs.get(fixed, self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         made = self._engine.create_execution_context(how)
         if made is None:
             raise GpuError(f"TensorRT makes no execution context: {self._cause()}")
         if num_bytes:
             made.set_device_memory(scratch, num_bytes)
-        if not made.set_optimization_profile_async(profile, self._cuda.stream):
+        if hasattr(made, "nvtx_verbosity"):  # else as detailed as the build's, which costs time
+            made.nvtx_verbosity = self._trt.ProfilingVerbosity.NONE
+        try:
+            is_set = made.set_optimization_profile_async(profile, self._cuda.stream)
+        except RuntimeError:  # how its binding says no
+            is_set = False
+        if not is_set:
             raise GpuError(f"TensorRT does not take profile {profile}: {self._cause()}")
         self._cuda.synchronize()
         return TrtContext(made, self._cuda.stream, self._messages)
 
-    def save_compiled(self) -> None:
-        """See `LoadedEngine`."""
-        if self._cache_file is None:
+    def save_compiled(self, is_new: bool) -> None:
+        """See `LoadedEngine`. It takes a tenth of the time at most: the cache may be large."""
+        self._is_unsaved |= is_new
+        begun = time.monotonic()
+        if self._cache_file is None or not self._is_unsaved or begun < self._next_save:
             return
         content = bytes(self._compiled.serialize())
         if content != self._stored:
             self._stored = content
             write_cache(self._cache_file, content)
+        self._is_unsaved = False
+        ended = time.monotonic()
+        self._next_save = ended + 9 * (ended - begun)
 
     def _config(self, fixed: bool) -> Any:
         """RTX: how kernels are compiled for the shapes that a context meets.
@@ -145,6 +159,7 @@ class TrtContext:
 
     def set_shape(self, name: str, shape: Shape) -> None:
         """See `StepContext`."""
+        self._messages.clear()
         if not self._context.set_input_shape(name, shape):
             raise GpuError(
                 f"TensorRT does not take shape {list(shape)} for {name}: {self._cause()}"
@@ -157,6 +172,7 @@ class TrtContext:
 
     def enqueue(self) -> None:
         """See `StepContext`."""
+        self._messages.clear()
         if not self._context.execute_async_v3(self._stream):
             raise GpuError(f"TensorRT cannot run the step: {self._cause()}")
 

@@ -201,11 +201,36 @@ def test_compiled_kernels_are_kept_for_the_next_start(
     sha256 = directory.manifest["files"][ENGINE]["sha256"]
     key = CacheKey("runtime", sha256, gpu.uuid, tensorrt_rtx.__version__)
     engine = TrtEngine(trt.module, directory.model, gpu, sha256)
-    engine.save_compiled()
+    engine.save_compiled(is_new=True)
     assert key.path.read_bytes() == b"kernels"
     TrtEngine(trt.module, directory.model, gpu, sha256)
     again = trt.configs[2].create_runtime_cache.return_value
     again.deserialize.assert_called_once_with(b"kernels")
+
+
+def test_saving_takes_a_tenth_of_the_time(
+    loaded: tuple[EngineDir, FakeTrt], gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, trt = loaded
+    engine = TrtEngine(trt.module, directory.model, gpu, "0" * 64)
+    serialize = trt.configs[-2].create_runtime_cache.return_value.serialize
+    now = [100.0]
+
+    def slow() -> bytes:
+        now[0] += 2
+        return b"kernels %d" % now[0]
+
+    serialize.side_effect = slow
+    monkeypatch.setattr("dflash_trt.runtime.trt_load.time.monotonic", lambda: now[0])
+    engine.save_compiled(is_new=False)
+    assert serialize.call_count == 0
+    for later, is_new, saved in ((0, True, 1), (1, True, 1), (16, False, 1), (1, False, 2)):
+        now[0] += later
+        engine.save_compiled(is_new)
+        assert serialize.call_count == saved
+    now[0] += 1000
+    engine.save_compiled(is_new=False)
+    assert serialize.call_count == 2
 
 
 def test_what_tensorrt_refuses_is_told_with_its_reason(
@@ -251,6 +276,7 @@ def test_a_type_that_no_session_binds(loaded: tuple[EngineDir, FakeTrt]) -> None
     ("method", "words"),
     [
         ("set_optimization_profile_async", "does not take profile 1"),
+        ("set_optimization_profile_async raises", "does not take profile 1"),
         ("set_input_shape", "does not take shape"),
         ("set_tensor_address", "does not take an address"),
         ("execute_async_v3", "cannot run the step"),
@@ -264,8 +290,9 @@ def test_a_call_that_fails(
 
     def broken(how: Any) -> Any:
         context = make(how)
-        getattr(context, method).side_effect = None
-        getattr(context, method).return_value = False
+        name, _, raises = method.partition(" ")
+        getattr(context, name).side_effect = RuntimeError if raises else None
+        getattr(context, name).return_value = False
         return context
 
     trt._context = broken  # type: ignore[method-assign]

@@ -183,6 +183,7 @@ class FakeEngine:
     scratch: int = 1000
     is_capturable: bool = True
     max_contexts: int = 1000
+    fixed_fails: bool = False  # no memory for the kernels of a context for a graph
     num_contexts: int = 0
     num_saved: int = 0
 
@@ -197,8 +198,8 @@ class FakeEngine:
         self.cuda.check_range(scratch, num_bytes)
         return FakeContext(self, profile, fixed)
 
-    def save_compiled(self) -> None:
-        self.num_saved += 1
+    def save_compiled(self, is_new: bool) -> None:
+        self.num_saved += is_new
 
 
 class FakeContext:
@@ -236,6 +237,8 @@ class FakeContext:
         self._addresses[name] = address
 
     def enqueue(self) -> None:
+        if self._fixed and self._engine.fixed_fails:
+            raise GpuError("TensorRT cannot run the step: out of memory")
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         assert set(addresses) == set(self._tensors), "a tensor without an address"
         assert {n for n, t in self._tensors.items() if t.is_input} == set(shapes)

@@ -64,6 +64,7 @@ class FakeTrt:
         self.configs: list[Any] = []
         self.compiled = b"kernels"
         names = ("ILogger", "DataType", "TensorIOMode", "IRuntimeCache", "__version__")
+        names += ("ProfilingVerbosity",)
         names += ("ExecutionContextAllocationStrategy", "DynamicShapesKernelSpecializationStrategy")
         self.module = types.SimpleNamespace(
             Runtime=self._runtime, **{name: getattr(tensorrt_rtx, name) for name in names}
