@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from running import Server, serving
+from running import Server, eventually, serving
 
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
@@ -179,7 +179,8 @@ def test_request_ids(alone: Server) -> None:
     bad = {**headers, "x-request-id": "no good\t"}
     made = _get(alone, "/v1/models", bad)[1]
     assert made not in ("", "no good")
-    assert any("my-id:7 GET /v1/models 200" in line for line in alone.lines)
+    said = "my-id:7 GET /v1/models 200"  # on another thread than the answer
+    assert eventually(lambda: any(said in line for line in alone.lines))
 
 
 def _get(server: Server, path: str, headers: dict[str, str]) -> tuple[int, str]:
