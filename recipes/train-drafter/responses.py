@@ -46,6 +46,8 @@ CHOICES = 16
 """A sampled token is one of so many likeliest."""
 GROUP = 128
 TEXTS_PER_SHARD = 256
+LEAST_ANSWER = 16
+"""Tokens of an answer that the clock cuts; with fewer the script is left to the next run."""
 RING_BYTES = 2 << 30
 """Of a worker on a CPU."""
 
@@ -160,6 +162,15 @@ class Writer:
                 self.slots[i] = None
         return ended
 
+    def cut(self) -> list[Text]:
+        """What there is of texts whose answers have begun: as good to train on, but shorter."""
+        begun = [
+            i
+            for i, slot in enumerate(self.slots)
+            if slot and slot.in_answer and len(slot.tokens) >= slot.answer_start + LEAST_ANSWER
+        ]
+        return [self._text(i) for i in begun]
+
     def _choose(
         self, slot: Slot, ids: torch.Tensor, probs: torch.Tensor, noise: torch.Tensor
     ) -> bool:
@@ -230,8 +241,9 @@ def work(worker: int, parent: int, args: argparse.Namespace, tokens: Any, texts:
         made: list[Text] = []
         until = time.monotonic() + 60 * (args.minutes or math.inf)
         while waiting or any(writer.slots):
-            # Texts half made are left to the next run; a worker whose parent was killed ends too.
+            # A worker whose parent was killed ends too.
             if time.monotonic() > until or os.getppid() != parent:
+                made += writer.cut()
                 if made:
                     _write(args.output, worker, made)
                 break
@@ -273,7 +285,7 @@ def main() -> None:
         _check_scripts(args.output, scripts)
         _respond(args, len(scripts))
     if not shard_files(args.output):
-        fail(f"no text ended in {args.minutes:g} minutes: give it more time, or fewer --slots")
+        fail(f"no answer began in {args.minutes:g} minutes: give it more time, or fewer --slots")
 
 
 def _respond(args: argparse.Namespace, total: int) -> None:

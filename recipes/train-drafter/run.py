@@ -26,7 +26,7 @@ from dflash_trt.checkpoint import open_drafter
 
 HERE = Path(__file__).parent
 LEAST_MINUTES = 8
-"""SmolLM2 on two cores; in less, hardly a text ends before the responses' share is over."""
+"""SmolLM2 on two cores; in less, hardly an answer is begun before the responses' share is over."""
 SCRIPTS_A_MINUTE = 10_000 if DEVICE == "cuda" else 500
 """More than a small target answers in the responses' share of it."""
 RESPONSES = 0.45

@@ -5,11 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+import pytest
 import responses
 import torch
 from responses import Writer, likeliest
 from scripts import Script
-from shards import TOP, Text, finished_ids, read_shards, write_shard
+from shards import PARTS, TOP, Text, finished_ids, read_shards, write_shard
 from target import ChatFormat
 
 CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), ends=frozenset({2}))
@@ -58,6 +59,25 @@ def test_texts_are_the_targets_own(target: Any, options: Namespace) -> None:
         if script.temperature == 0:
             greedy = out.logits[0, start:].argmax(-1).tolist()
             assert tokens[text.answer_start :] == greedy[text.answer_start - 1 : -1]
+
+
+def test_answers_that_are_cut_are_the_first_tokens_of_whole_ones(
+    target: Any, options: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "LEAST_ANSWER", 3)
+    whole = {text.script: text for text in write_all(target, options, scripts(3))}
+    with torch.inference_mode():
+        writer = Writer(target, CHAT, LAYERS, options, seed=3)
+        writer.fill(scripts(3))
+        for _ in range(11):
+            writer.step()
+    cut = writer.cut()
+    assert cut
+    for text in cut:
+        longer, count = whole[text.script], len(text.tokens)
+        assert text.answer_start + 3 <= count < len(longer.tokens)
+        for name in PARTS:
+            assert torch.equal(getattr(text, name), getattr(longer, name)[:count])
 
 
 def test_no_text_is_longer_than_asked(target: Any, options: Namespace) -> None:
