@@ -28,6 +28,7 @@ from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+MAX_BLOCK = 1024  # rows, the anchor counted
 
 # Keys of `dflash_config` that this room reads; `mask_token` is only the id's name.
 KNOWN_KEYS = frozenset(
@@ -126,7 +127,7 @@ def _plain_names(source: TensorSource) -> TensorSource:
 
 def _config(facts: Facts, names: Sequence[str]) -> DrafterConfig:
     sizes = read_sizes(facts)
-    block_size = _both(facts, "block_size").integer("block_size", low=2, high=1024)
+    block_size = _both(facts, "block_size").integer("block_size", low=2, high=MAX_BLOCK)
     softcap = first(facts, "final_logit_softcapping")
     cap = (
         softcap.number("final_logit_softcapping", low=-1e300)

@@ -62,9 +62,7 @@ class TrtEmitter(Walker[Any]):
         self.unused: Collection[Node] = ()  # nodes to leave out
         self.halves: Mapping[Node, Node] = {}  # the first by the second of two that are one layer
         self.repeated: frozenset[str] = frozenset()  # weights of more than one product
-        self.lengths: dict[
-            str, TrtTensor
-        ] = {}  # of named dims, as tensors; the first that is found
+        self.lengths: dict[str, TrtTensor] = {}  # of named dims, the first that is found
         self._sizes = sizes
         self._memo: dict[object, list[TrtTensor]] = {}
 

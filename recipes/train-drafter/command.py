@@ -13,10 +13,9 @@ from typing import NoReturn
 
 from shards import ORIGIN, PREFIX, shard_files
 
+from dflash_trt.checkpoint.drafter import MAX_BLOCK
 from dflash_trt.errors import DFlashError
 
-MOST_ROWS = 1024
-"""Of a block, as an engine takes it."""
 TARGET = "target"
 """What `--init` says for a start from the target's own layers."""
 
@@ -112,8 +111,8 @@ def features(text: str) -> int | tuple[int, ...]:
 def block(text: str) -> int:
     """The type of a block size: at least an anchor and a draft."""
     size = positive(text)
-    if not 2 <= size <= MOST_ROWS:
-        raise argparse.ArgumentTypeError(f"a block has 2 to {MOST_ROWS} rows")
+    if not 2 <= size <= MAX_BLOCK:
+        raise argparse.ArgumentTypeError(f"a block has 2 to {MAX_BLOCK} rows")
     return size
 
 

@@ -26,17 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import Batch, Batches
-from command import (
-    TARGET,
-    alone,
-    fail,
-    features,
-    minutes,
-    positive,
-    run,
-    start,
-    texts_folder,
-)
+from command import TARGET, alone, fail, features, minutes, positive, run, start, texts_folder
 from evaluation import Overlap
 from options import add_shape, add_workers, most_workers
 from origin import Origin
