@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dflash_trt.errors import ConfigError, MissingPackage
+from dflash_trt.gpu import no_collection
 
 Backend = Literal["onnxruntime", "tensorrt", "tensorrt_rtx"]
 Compute = Literal["fp32", "fp16", "bf16"]
@@ -143,6 +144,16 @@ def make_logger(trt: Any, log: Callable[[Any, str], None]) -> Any:
 
     _LOGGERS.append(Logger())
     return _LOGGERS[-1]
+
+
+def create(kind: Callable[[Any], Any], logger: Any) -> Any:
+    """A builder or a runtime of TensorRT's (`kind`).
+
+    While it makes one, TensorRT holds a lock that it also takes to free one, and a logger in Python
+    gives the garbage collector an occasion in between: it would wait for itself.
+    """
+    with no_collection():
+        return kind(logger)
 
 
 def version(capability: tuple[int, int]) -> str:

@@ -20,7 +20,7 @@ from dflash_trt.engine_dir import (
     sha256,
 )
 from dflash_trt.errors import EngineDirError, MissingPackage
-from dflash_trt.flavor import TENSORRT_RTX, device_of, load_flavor, make_logger, version
+from dflash_trt.flavor import TENSORRT_RTX, create, device_of, load_flavor, make_logger, version
 from dflash_trt.lossless.certificate import STORED_AS
 
 # What hand-made JSON in the place of ours ends in.
@@ -144,7 +144,7 @@ def check_of_tensorrt(engine: EngineDir) -> str:
         return f"not asked: {backend} is not installed here"
     if backend != TENSORRT_RTX:
         return f"not asked: {backend} has no such check"
-    runtime = trt.Runtime(make_logger(trt, lambda *_: None))  # the verdict is all that is asked for
+    runtime = create(trt.Runtime, make_logger(trt, lambda *_: None))  # only its verdict counts
     with (
         (engine.path / ENGINE).open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,

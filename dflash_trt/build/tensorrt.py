@@ -18,8 +18,9 @@ from dflash_trt.build.network_hash import hash_network
 from dflash_trt.build.trt_layers import read_layers
 from dflash_trt.build.trt_log import Messages, logger_into, make_monitor
 from dflash_trt.cache_files import CacheKey, read_cache, write_cache
-from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.flavor import TENSORRT_RTX, Device, load_flavor
+from dflash_trt.errors import BuildError, ConfigError, GpuError
+from dflash_trt.flavor import TENSORRT, TENSORRT_RTX, Device, create, load_flavor, version
+from dflash_trt.gpu import first_gpu, load_runtime
 
 Report = Callable[[str, float], None]  # phase of the build, fraction of the whole
 POLL_SECONDS = 0.05
@@ -42,9 +43,29 @@ def check_buildable(device: Device) -> dict[str, str]:
     Raises `MissingPackage` without its flavour, `ConfigError` where that flavour cannot build.
     """
     trt = load_flavor(device.backend)
-    if device.backend == TENSORRT_RTX and not hasattr(trt.ComputeCapability, device.name.upper()):
+    if device.backend == TENSORRT:
+        _check_gpu(device)
+    elif not hasattr(trt.ComputeCapability, device.name.upper()):
         raise ConfigError(f"{device.backend} {trt.__version__} does not build for {device.name}")
     return {device.backend: trt.__version__}
+
+
+def _check_gpu(device: Device) -> None:
+    """The data-center flavour builds for the GPU that is there, whatever it is asked for."""
+    hint = f"build on a machine with an {device.name} GPU"
+    try:
+        found = first_gpu(load_runtime())
+    except GpuError as error:
+        raise ConfigError(
+            f"{device.backend} builds for {device.name} on such a GPU only: {error.message}", hint
+        ) from error
+    if found.capability != device.capability:
+        raise ConfigError(
+            f"{device.backend} builds for the GPU that it runs on: {device.name} has compute "
+            f"capability {version(device.capability)}, the {found.name} here "
+            f"{version(found.capability)}",
+            hint,
+        )
 
 
 def build_engine(
@@ -62,9 +83,15 @@ def build_engine(
     `OSError` when the file cannot be written, and what `define` raises.
     """
     return_large_blocks()
-    messages = Messages()
-    logger = logger_into(trt, messages)
-    builder = trt.Builder(logger)
+    # The RTX flavour builds without a driver, and each of its calls says that there is none.
+    messages = Messages(needs_driver=device.backend == TENSORRT)
+    try:
+        builder = create(trt.Builder, logger_into(trt, messages))
+    except TypeError as error:  # what its bindings raise where CUDA does not start
+        raise BuildError(
+            f"TensorRT {trt.__version__} does not start: {messages.cause}",
+            hint="dflash-trt doctor says what is missing",
+        ) from error
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(flags)
     try:
@@ -80,8 +107,8 @@ def build_engine(
         config.add_optimization_profile(_profile(builder, network, profile))
     cache = _timing_cache(trt, config, device, digest)
     _run(trt, builder, network, config, file, messages, report)
-    if cache is not None:
-        write_cache(cache, bytes(config.get_timing_cache().serialize()))
+    if cache is not None and (timings := config.get_timing_cache()) is not None:
+        write_cache(cache, bytes(timings.serialize()))
     return BuiltEngine(
         network_sha256=digest,
         num_layers=network.num_layers,
@@ -148,12 +175,18 @@ def _tensors(network: Any) -> list[dict[str, Any]]:
 
 
 def _timing_cache(trt: Any, config: Any, device: Device, digest: str) -> Path | None:
-    """Set what an earlier build of this network measured. RTX engines are built without timing."""
+    """Set what an earlier build of this network measured on this GPU, and say where it is kept.
+
+    RTX engines are built without timing. A file that TensorRT refuses is as good as none.
+    """
     if device.backend == TENSORRT_RTX:
         return None
-    path = CacheKey("timing", digest, device.name, trt.__version__).path
-    config.set_timing_cache(config.create_timing_cache(read_cache(path)), ignore_mismatch=False)
-    return path
+    path = CacheKey("timing", digest, first_gpu(load_runtime()).uuid, trt.__version__).path
+    for content in (read_cache(path), b""):
+        cache = config.create_timing_cache(content)
+        if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
+            return path
+    return None
 
 
 def _run(

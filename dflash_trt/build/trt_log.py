@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.flavor import make_logger
 
-# Every TensorRT call on a machine without a driver ends in one of these. It is not a cause.
+# Without a driver every call of TensorRT ends in one of these.
 _NO_DRIVER = re.compile(r"cudaError 35|CUDA driver version is insufficient|CUDA initialization")
 _BRACKETS = re.compile(r"^\[[\w.:/]+\] ?")  # [optimizer.cpp::operator()::42]
 _SOURCE = re.compile(r"\(?In \S+ at /\S+\)?|\bat /\S+:\d+")
@@ -20,7 +20,9 @@ MAX_KEPT = 50
 class Messages:
     """Errors, warnings and the two reports that a build is asked for, in the order they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_driver: bool) -> None:
+        """`needs_driver`: whether a missing driver is a reason to fail, and not a remark."""
+        self._needs_driver = needs_driver
         self.errors: list[str] = []
         self.warnings: list[str] = []
         self.layers = ""  # the engine inspector's text, which TensorRT logs when it has built
@@ -44,7 +46,9 @@ class Messages:
             self.layers = text
         elif text.startswith("Adding ") and text.endswith(" engine(s) to plan file."):
             self.num_engines = int(text.split()[1])
-        elif (is_error or is_warning) and not _NO_DRIVER.search(text):
+        elif not (is_error or is_warning):
+            return
+        elif self._needs_driver or not _NO_DRIVER.search(text):
             kept = self.errors if is_error else self.warnings
             if len(kept) < MAX_KEPT:
                 kept.append(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_trt.config import LayerMask
-from dflash_trt.graph import DType, Node
+from dflash_trt.graph import Node
 from dflash_trt.lower.trt_emitter import Emitter, Literal, TrtEmitter, TrtTensor
 from dflash_trt.lower.trt_math import arange, binary, length_of, reshaped, unary
 
@@ -44,16 +44,17 @@ def _attention(low: TrtEmitter, node: Node) -> list[TrtTensor]:
     """The native layer. It does not scale: the query comes scaled.
 
     The query heads that share a key head are rows of one head: with more heads than keys have,
-    TensorRT-RTX 1.7 copies every whole cache, once for each of them, in every step. It has no
-    kernel for a single head.
+    TensorRT-RTX 1.7 copies every whole cache, once for each of them, in every step.
 
     Which keys a row sees is always a mask tensor. With lengths and the layer's own mask, kernels of
     TensorRT 11.1 and 11.2 read a cache past its rows' ends (NVIDIA/TensorRT-Model-Connect, pull
-    request 1048).
+    requests 1035 and 1048).
+
+    Where no fused kernel fits, by sizes or by GPU, TensorRT computes it as products and a softmax.
     """
     query, key, value = (low.value(tensor, node) for tensor in node.inputs[:3])
     heads, key_heads, head_dim = query.shape[1], key.shape[1], query.shape[-1]
-    copies = heads // key_heads if key_heads > 1 else 1
+    copies = heads // key_heads
     scale = low.const(np.full((1,) * 4, head_dim**-0.5), query.dtype, node)
     rows = binary(low, node, "PROD", query, scale)
     allowed = _allowed(low, node, copies)
@@ -64,8 +65,7 @@ def _attention(low: TrtEmitter, node: Node) -> list[TrtTensor]:
         softmax, kind = low.trt.AttentionNormalizationOp.SOFTMAX, low.trt.CausalMaskKind.NONE
         layer = low.network.add_attention_v2(rows, key, value, softmax, kind)
         layer.mask = allowed
-        # There are fused kernels for 16-bit types only.
-        layer.decomposable = low.types[DType.ACT] == low.trt.DataType.FLOAT
+        layer.decomposable = True
         return layer
 
     made = low.layer(node, "attention", [rows, key, value, allowed], make)[0]

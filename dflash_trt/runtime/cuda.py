@@ -7,7 +7,6 @@ stream runs in order, later; only `synchronize` waits.
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.errors import GpuError, GpuMemoryError, MissingPackage
+from dflash_trt import gpu
+from dflash_trt.errors import GpuError
 
 Bytes = npt.NDArray[np.uint8]
 ALIGNMENT = 256  # of every device address that TensorRT is given
@@ -84,47 +84,30 @@ class Cuda(Protocol):
 
 
 class CudaDevice:
-    """The first GPU that CUDA sees (CUDA_VISIBLE_DEVICES chooses), through cuda-python."""
+    """The process's GPU, through cuda-python."""
 
     def __init__(self) -> None:
         """Raises `MissingPackage` without cuda-python, `GpuError` without a usable GPU."""
-        try:
-            from cuda.bindings import runtime
-        except ImportError as error:
-            raise MissingPackage(
-                f"engines for GPUs need the package cuda-bindings: {error}",
-                hint="pip install cuda-bindings",
-            ) from error
-        self._cuda: Any = runtime
-        try:
-            self._call(runtime.cudaSetDevice, 0)
-        except GpuError as error:
-            raise GpuError(
-                f"no GPU can be used: {error.message}",
-                hint="dflash-trt doctor says what is missing",
-            ) from error
-        properties = self._call(runtime.cudaGetDeviceProperties, 0)
-        self._capability = (int(properties.major), int(properties.minor))
-        self._name = bytes(properties.name).rstrip(b"\0").decode(errors="replace")
-        self._uuid = bytes(properties.uuid.bytes)[:16].hex()
+        self._cuda: Any = gpu.load_runtime()
+        self._gpu = gpu.first_gpu(self._cuda)
         self._stream = int(
-            self._call(runtime.cudaStreamCreateWithFlags, runtime.cudaStreamNonBlocking)
+            self._call(self._cuda.cudaStreamCreateWithFlags, self._cuda.cudaStreamNonBlocking)
         )
 
     @property
     def capability(self) -> tuple[int, int]:
         """See `Cuda`."""
-        return self._capability
+        return self._gpu.capability
 
     @property
     def name(self) -> str:
         """See `Cuda`."""
-        return self._name
+        return self._gpu.name
 
     @property
     def uuid(self) -> str:
         """See `Cuda`."""
-        return self._uuid
+        return self._gpu.uuid
 
     @property
     def stream(self) -> int:
@@ -180,20 +163,16 @@ class CudaDevice:
         mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call(cuda.cudaStreamBeginCapture, self._stream, mode)
         reason = ""
-        # What a collection frees calls CUDA, which a capture of this thread refuses and ends at.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            work()
-        except (CaptureRefused, GpuError) as error:
-            reason = str(error)
-        finally:
-            # The stream stays unusable until its capture is ended, whatever came of it.
-            status, captured = cuda.cudaStreamEndCapture(self._stream)
-            if collects:
-                gc.enable()
+        with gpu.no_collection():  # a capture of this thread refuses what it would call
+            try:
+                work()
+            except (CaptureRefused, GpuError) as error:
+                reason = str(error)
+            finally:
+                # The stream stays unusable until its capture is ended, whatever came of it.
+                status, captured = cuda.cudaStreamEndCapture(self._stream)
         if not reason and int(status) != 0:
-            reason = self._reason(cuda.cudaStreamEndCapture, status)
+            reason = gpu.reason(cuda, cuda.cudaStreamEndCapture, status)
         try:
             if not reason:
                 graph: object = self._call(cuda.cudaGraphInstantiate, captured, 0)
@@ -216,21 +195,7 @@ class CudaDevice:
         self._call(self._cuda.cudaGraphExecDestroy, graph)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The values that a CUDA function gives besides its status: none, one or a tuple."""
-        status, *values = function(*arguments)
-        if int(status) == 0:
-            return values[0] if len(values) == 1 else tuple(values)
-        message = self._reason(function, status)
-        if status == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            takes_size = function in (self._cuda.cudaMalloc, self._cuda.cudaHostAlloc)
-            asked = f" for {arguments[0]:,} bytes" if takes_size else ""
-            raise GpuMemoryError(f"the GPU is out of memory{asked}: {message}")
-        raise GpuError(message)
-
-    def _reason(self, function: Callable[..., Any], status: Any) -> str:
-        _, text = self._cuda.cudaGetErrorString(status)
-        told = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-        return f"{function.__name__}: {told} ({getattr(status, 'name', status)})"
+        return gpu.call(self._cuda, function, *arguments)
 
 
 def host_view(address: int, num_bytes: int) -> Bytes:

@@ -15,7 +15,7 @@ from dflash_trt.errors import ConfigError, EngineDirError
 from dflash_trt.runtime.caches import CachePools
 from dflash_trt.runtime.session import SessionLimits, StepResult, StepRows
 from dflash_trt.runtime.special import special_inputs, special_slots
-from dflash_trt.runtime.threads import cpu_allowance
+from dflash_trt.runtime.threads import MAX_THREADS, cpu_allowance
 
 F32 = npt.NDArray[np.float32]
 
@@ -23,7 +23,6 @@ F32 = npt.NDArray[np.float32]
 # to the bit at every width, so with no step narrower than this, plain decoding and any block give
 # the same logits. What that costs plain decoding is in bench/README.md.
 MIN_WIDTH = 2
-MAX_THREADS = 256
 
 
 class OrtSession:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+MAX_THREADS = 256  # that may be asked for
 
 
 def cpu_allowance(cgroup_root: Path = CGROUP_ROOT) -> int:

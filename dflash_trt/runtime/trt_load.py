@@ -17,7 +17,7 @@ import numpy as np
 
 from dflash_trt.cache_files import CacheKey, read_cache, write_cache
 from dflash_trt.errors import EngineDirError, GpuError
-from dflash_trt.flavor import make_logger
+from dflash_trt.flavor import create, make_logger
 from dflash_trt.runtime.cuda import Cuda
 from dflash_trt.runtime.trt_engine import Shape, StepContext, TensorInfo
 
@@ -43,7 +43,7 @@ class TrtEngine:
         self._trt, self._cuda = trt, cuda
         self._messages: list[str] = []
         self._logger = _error_logger(trt, self._messages)
-        self._runtime = trt.Runtime(self._logger)
+        self._runtime = create(trt.Runtime, self._logger)
         with file.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ
         ) as content:  # fmt: skip

@@ -31,7 +31,6 @@ from dflash_trt.errors import (
     PluginError,
 )
 from dflash_trt.kv_plugin import LIBRARY
-from dflash_trt.runtime.cuda import CudaDevice
 from dflash_trt.runtime.open import limits_of, open_session
 from dflash_trt.runtime.ort import OrtSession
 from dflash_trt.runtime.trt import TrtSession
@@ -71,10 +70,10 @@ def test_limits_are_those_of_the_build(gpu_dir: Maker, engine: TinyEngine) -> No
 
 
 def test_without_a_gpu(gpu_dir: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: CudaDevice, function: Any, *arguments: Any) -> Any:
+    def refuse(runtime: Any, function: Any, *arguments: Any) -> Any:
         raise GpuError(f"{function.__name__}: no driver")
 
-    monkeypatch.setattr(CudaDevice, "_call", refuse)
+    monkeypatch.setattr("dflash_trt.gpu.call", refuse)
     with pytest.raises(GpuError, match="no GPU can be used: cudaSetDevice: no driver") as refusal:
         open_session(gpu_dir())
     assert "doctor" in refusal.value.hint

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from dflash_trt.build import tensorrt
 from dflash_trt.config import (
     AttentionConfig,
     DrafterConfig,
@@ -17,6 +19,7 @@ from dflash_trt.config import (
     TargetConfig,
 )
 from dflash_trt.engine_dir import EngineDir
+from dflash_trt.gpu import Gpu
 from dflash_trt.lower.trt_weights import Stack, TrtWeights, stacked
 from dflash_trt.quantize.floats import quantize_fp8, quantize_nvfp4
 
@@ -69,6 +72,14 @@ GEOMETRIES = {
     "qwen3-8b": _pair("qwen3", 4096, (32, 8, 128), 1e6, 16),
     "llama-3.1-8b": _pair("llama", 4096, (32, 8, 128), 5e5, 10, rope=LLAMA3),
 }  # fmt: skip
+
+
+def pretend_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], uuid: str = "a1"
+) -> None:
+    """Let the machine have a GPU, as far as a build asks."""
+    monkeypatch.setattr(tensorrt, "load_runtime", lambda: None)
+    monkeypatch.setattr(tensorrt, "first_gpu", lambda _: Gpu(capability, "NVIDIA X", uuid))
 
 
 class RandomWeights(TrtWeights):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ import pytest
 
 from dflash_trt import contract as c
 from dflash_trt.build import tensorrt
-from dflash_trt.build.tensorrt import BuiltEngine, build_engine
-from dflash_trt.errors import BuildError
-from dflash_trt.flavor import DEVICE_TABLE, TENSORRT_RTX, load_flavor
+from dflash_trt.build.tensorrt import BuiltEngine, build_engine, check_buildable
+from dflash_trt.errors import BuildError, ConfigError, GpuError
+from dflash_trt.flavor import DEVICE_TABLE, TENSORRT, TENSORRT_RTX, load_flavor
+from dflash_trt.gpu import first_gpu, load_runtime
+from tiny.gpu_builds import pretend_gpu
 
 trt = load_flavor(TENSORRT_RTX)
 PROFILES = [
@@ -152,6 +157,28 @@ def test_what_the_lowering_refuses_is_told_with_tensorrts_reason(tmp_path: Path)
         built(define, tmp_path / "e")
 
 
+COLLECTED = """
+import gc
+from dflash_trt.flavor import TENSORRT_RTX, create, load_flavor, make_logger
+trt = load_flavor(TENSORRT_RTX)
+def log(severity, text):
+    if gc.isenabled():
+        gc.collect()  # as Python may do anywhere
+cycle = [trt.Builder(trt.Logger())]
+cycle.append(cycle)
+del cycle
+create(trt.Builder, make_logger(trt, log))
+print("made")
+"""
+
+
+def test_an_old_builder_that_is_garbage_stops_no_new_one() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout == "made\n", run.stderr
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_build_at_once(tmp_path: Path) -> None:
     def report(phase: str, part: float) -> None:
@@ -171,32 +198,89 @@ def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         built(products(1, 32), Path("/dev/full"))
 
 
-def test_timing_results_are_kept_by_network_device_and_version(
+class Config:
+    """What a data-center builder's config does with timing caches; it takes those of `ours`."""
+
+    def __init__(self, ours: bytes = b"measured") -> None:
+        self.ours = ours
+        self.given: bytes | None = None
+
+    def create_timing_cache(self, content: bytes) -> bytes | None:
+        return None if content == b"damaged" else content
+
+    def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        if cache in (b"", self.ours):
+            self.given = cache
+        return cache in (b"", self.ours)
+
+
+def test_timing_results_are_kept_by_network_gpu_and_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pretend_gpu(monkeypatch, (10, 0))
 
-    class Config:
-        """What a data-center builder's config does with timing caches."""
-
-        given: bytes
-
-        def create_timing_cache(self, content: bytes) -> bytes:
-            return content
-
-        def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> None:
-            assert not ignore_mismatch
-            self.given = cache
+    def set_in(config: Config, device: str = "sm100") -> Path | None:
+        return tensorrt._timing_cache(trt, config, DEVICE_TABLE[device], "a" * 64)
 
     config = Config()
-    path = tensorrt._timing_cache(trt, config, DEVICE_TABLE["sm100"], "a" * 64)
+    path = set_in(config)
     assert path is not None
     assert config.given == b""
     path.parent.mkdir(parents=True)
     path.write_bytes(b"measured")
-    tensorrt._timing_cache(trt, config, DEVICE_TABLE["sm100"], "a" * 64)
+    assert set_in(config) == path
     assert config.given == b"measured"
-    other = tensorrt._timing_cache(trt, config, DEVICE_TABLE["sm90"], "a" * 64)
-    assert other != path
-    assert config.given == b""
-    assert tensorrt._timing_cache(trt, config, DEVICE_TABLE["sm120"], "a" * 64) is None
+    # Of another driver or clock, or half of a file: as if there were none.
+    for content in (b"measured elsewhere", b"damaged"):
+        path.write_bytes(content)
+        config = Config()
+        assert set_in(config) == path
+        assert config.given == b""
+    pretend_gpu(monkeypatch, (10, 0), "b2")
+    assert set_in(Config()) != path
+    assert set_in(Config(), "sm120") is None
+
+
+@pytest.fixture
+def data_center(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of the data-center flavour, as far as a check before a build asks."""
+    monkeypatch.setattr(tensorrt, "load_flavor", lambda _: types.SimpleNamespace(__version__="11"))
+
+
+@pytest.mark.usefixtures("data_center")
+def test_a_data_center_build_is_for_the_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, (9, 0))
+    assert check_buildable(DEVICE_TABLE["sm90"]) == {TENSORRT: "11"}
+    with pytest.raises(ConfigError, match=r"sm100 has .* 10\.0, the NVIDIA X here 9"):
+        check_buildable(DEVICE_TABLE["sm100"])
+
+
+@pytest.mark.usefixtures("data_center")
+def test_a_data_center_build_without_a_gpu_says_so() -> None:
+    if not isinstance(no_gpu(), GpuError):
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError, match="builds for sm90 on such a GPU only: no GPU can"):
+        check_buildable(DEVICE_TABLE["sm90"])
+
+
+def no_gpu() -> object:
+    """The error of a machine without a GPU; else its GPU."""
+    try:
+        return first_gpu(load_runtime())
+    except GpuError as error:
+        return error
+
+
+def test_a_builder_that_cuda_does_not_let_start_is_one_line(tmp_path: Path) -> None:
+    def builder(logger: Any) -> None:
+        """What TensorRT does where CUDA does not start."""
+        said = "CUDA initialization failure with error: 35"
+        logger.log(trt.ILogger.Severity.ERROR, said)
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    silent = types.SimpleNamespace(__version__="11", ILogger=trt.ILogger, Builder=builder)
+    with pytest.raises(BuildError, match="does not start: CUDA initialization failure") as caught:
+        build_engine(silent, DEVICE_TABLE["sm90"], products(1, 32), [], tmp_path / "e", print)
+    assert "doctor" in caught.value.hint

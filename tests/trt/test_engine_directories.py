@@ -228,7 +228,7 @@ def test_a_manifest_without_a_network(network: Any, spoiled: Path) -> None:
         ({"device": ["sm120"]}, ConfigError, "is not one of"),
         ({"device": "sm90"}, MissingPackage, "tensorrt cannot be used"),
         ({"max_slots": 257}, ConfigError, "max_slots"),
-        ({"max_seq_len": 4096}, ConfigError, "beyond max_position_embeddings"),
+        ({"max_seq_len": 4096}, ConfigError, "beyond the positions"),
         ({"prefill_chunk": 0}, ConfigError, "prefill_chunk"),
     ],
 )

@@ -22,11 +22,12 @@ from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.cli import main
 from dflash_trt.engine_dir import EngineDir, open_engine
 from dflash_trt.errors import ConfigError, DFlashError, EngineDirError, PluginError
+from dflash_trt.flavor import DEVICE_TABLE
 from dflash_trt.inspection import describe
 from dflash_trt.kv_plugin import LIBRARY, VARIABLE, load_plugin
 from tiny import PairMaker, TinyPair
 from tiny.fake_plugin import CONTENT, Network, Registry, with_plugins
-from tiny.gpu_builds import GPU_CHOICES
+from tiny.gpu_builds import GPU_CHOICES, pretend_gpu
 
 SM90 = {**GPU_CHOICES, "device": "sm90"}
 
@@ -35,6 +36,7 @@ SM90 = {**GPU_CHOICES, "device": "sm90"}
 def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry:
     """TensorRT's plugin registry in a process that has loaded nothing yet, in no checkout."""
     made = Registry()
+    pretend_gpu(monkeypatch, DEVICE_TABLE[SM90["device"]].capability)
     tensorrt = with_plugins(get_plugin_registry=lambda: made)
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
     monkeypatch.setattr(kv_plugin, "_loaded", set())

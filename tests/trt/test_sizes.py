@@ -12,12 +12,13 @@ import pytest
 from dflash_trt import contract as c
 from dflash_trt import graph as g
 from dflash_trt.build import pipeline
-from dflash_trt.build.pipeline import plan
-from dflash_trt.build.tensorrt import build_engine
+from dflash_trt.build.pipeline import build, plan
+from dflash_trt.build.tensorrt import BuiltEngine, build_engine
 from dflash_trt.config import LayerMask
 from dflash_trt.errors import BuildError, UnsupportedArchitecture
 from dflash_trt.flavor import DEVICE_TABLE, TENSORRT_RTX, load_flavor
 from dflash_trt.graph import DType, Graph, Node, Shape, Tensor, tracing
+from dflash_trt.inspection import describe
 from dflash_trt.lower.trt import lower_to_trt
 from dflash_trt.lower.trt_limits import check_sizes
 from dflash_trt.lower.trt_weights import TrtWeights
@@ -30,8 +31,8 @@ trt = load_flavor(TENSORRT_RTX)
 B, S, CAPACITY = "slots", "step_tokens", 64
 
 
-def builds(graph: Graph, compute: str, folder: Path) -> bool:
-    """Whether TensorRT builds a graph without weights."""
+def built(graph: Graph, compute: str, folder: Path) -> BuiltEngine:
+    """A graph without weights, as TensorRT builds it."""
     held = TrtWeights(StoredArrays({}), lambda name: None)
 
     def define(network: Any) -> Any:
@@ -40,11 +41,7 @@ def builds(graph: Graph, compute: str, folder: Path) -> bool:
 
     profile = c.Profile(c.DECODE, {B: (1, 2, 4), S: (1, 4, 8)})
     file = folder / "part.engine"
-    try:
-        build_engine(trt, DEVICE_TABLE["sm120"], define, [profile], file, lambda *_: None)
-    except BuildError:
-        return False
-    return True
+    return build_engine(trt, DEVICE_TABLE["sm120"], define, [profile], file, lambda *_: None)
 
 
 def attention(heads: tuple[int, int, int], mask: LayerMask) -> Graph:
@@ -62,31 +59,41 @@ def attention(heads: tuple[int, int, int], mask: LayerMask) -> Graph:
     return graph
 
 
+@pytest.mark.parametrize(
+    ("heads", "kind"),
+    [
+        *(((4, 2, width), "fused") for width in (16, 24, 104, 256)),
+        *(((*heads, 64), "fused") for heads in ((1, 1), (2, 1), (2, 2), (71, 1))),
+        *(((4, 2, width), "products") for width in (6, 8, 258, 264, 512)),
+        *(((4, 2, width), "refused") for width in (10, 12, 20, 100, 252)),
+    ],
+)
+def test_the_rule_is_tensorrts(heads: tuple[int, int, int], kind: str, tmp_path: Path) -> None:
+    assert is_allowed(heads) == (kind != "refused")
+    for mask, compute in ((LayerMask(True), "bf16"), (LayerMask(False, 16), "fp16")):
+        try:
+            kernels = built(attention(heads, mask), compute, tmp_path).layers["layers"]
+        except BuildError:
+            assert kind == "refused"
+            continue
+        assert kind == ("fused" if any("_mha_" in k["name"] for k in kernels) else "products")
+        # A cache that is copied once for each query head, as TensorRT would by itself.
+        assert not any("ReshReplResh" in k["name"] for k in kernels)
+
+
 def is_allowed(heads: tuple[int, int, int]) -> bool:
     pair = GEOMETRIES["smollm2-135m"]
     num_heads, kv_heads, width = heads
     changed = dataclasses.replace(
         pair.target.attention, num_heads=num_heads, num_kv_heads=kv_heads, head_dim=width
     )
+    pair = dataclasses.replace(pair, target=dataclasses.replace(pair.target, attention=changed))
+    check_sizes(pair, DEVICE_TABLE["sm90"])  # the data-center flavour has shown no such limit
     try:
-        check_sizes(
-            dataclasses.replace(pair, target=dataclasses.replace(pair.target, attention=changed))
-        )
+        check_sizes(pair, DEVICE_TABLE["sm120"])
     except UnsupportedArchitecture:
         return False
     return True
-
-
-@pytest.mark.parametrize(
-    "heads",
-    [
-        *((4, 2, width) for width in (6, 8, 10, 12, 16, 20, 24, 100, 104, 256, 258, 264)),
-        (1, 1, 64), (2, 1, 64), (2, 2, 64), (71, 1, 64),
-    ],
-)  # fmt: skip
-def test_the_rule_is_tensorrts(heads: tuple[int, int, int], tmp_path: Path) -> None:
-    for mask, compute in ((LayerMask(True), "bf16"), (LayerMask(False, 16), "fp16")):
-        assert builds(attention(heads, mask), compute, tmp_path) == is_allowed(heads)
 
 
 @pytest.mark.parametrize("side", ["target", "drafter"])
@@ -103,6 +110,17 @@ def test_a_pair_is_refused_when_it_is_planned(
     assert "--device cpu" in caught.value.hint
     monkeypatch.undo()
     assert plan(*reference, {}).device.name == "cpu"
+
+
+@pytest.mark.usefixtures("greedy_choice")
+def test_a_pair_of_one_head_without_a_fused_kernel_builds(
+    make_pair: PairMaker, tmp_path: Path
+) -> None:
+    heads: Any = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    pair = make_pair(target=heads, **heads)
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), GPU_CHOICES)
+    engine = build(planned, tmp_path / "engine", force=False, progress=lambda *_: None)
+    assert describe(engine)["tensorrt"]["step"]["engines"] == 1
 
 
 @pytest.mark.parametrize("vocab", [7, 157])
