@@ -86,7 +86,11 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Facts of a DFlash v1 drafter. `block_size` counts the anchor: K-1 drafts per block."""
+    """Facts of a DFlash v1 drafter. `block_size` counts the anchor: K-1 drafts per block.
+
+    In a pair, `vocab_size` counts the rows of the embedding and head that it uses, be they its own
+    or the target's.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -106,6 +110,19 @@ class DrafterConfig:
     input_embedding_scale: float
     output_multiplier: float
     final_logit_softcapping: float | None
+
+
+def max_positions(model: TargetConfig | DrafterConfig) -> int:
+    """How many positions a model is made for.
+
+    Files with a llama3 rule state the stretched number as `max_position_embeddings`. Those with
+    YaRN's often keep the one before, as Qwen3's documentation has it.
+    """
+    rope = model.attention.rope
+    if rope.kind != "yarn":
+        return model.max_position_embeddings
+    stretched = rope.params["factor"] * rope.params["original_max_position_embeddings"]
+    return max(model.max_position_embeddings, int(stretched))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
 from dflash_trt.build.trt_engine import write_tensorrt
-from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.locate import is_on_hub, locate
 from dflash_trt.checkpoint.pair import Pair, check_block, read_facts, read_pair
-from dflash_trt.config import BuildChoices, PairConfig
+from dflash_trt.checkpoint.target import load_tokenizer
+from dflash_trt.checkpoint.tied import check_tied_head
+from dflash_trt.config import BuildChoices, PairConfig, max_positions
 from dflash_trt.engine_dir import (
     BY_PLUGIN,
     NATIVE_LAYERS,
@@ -33,7 +34,6 @@ from dflash_trt.flavor import CPU, Device, device_of, precision_on
 from dflash_trt.lower.trt_limits import check_sizes
 from dflash_trt.nets.step import trace_step
 from dflash_trt.quantize.policy import stored_bytes
-from dflash_trt.text import Tokenizer
 
 DEFAULT_MAX_SEQ_LEN = 4096
 
@@ -111,7 +111,10 @@ def plan(
 
 
 def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> EngineDir:
-    """Write the engine directory of a plan. Raises `BuildError`; nothing is left on failure."""
+    """Write the engine directory of a plan. Nothing is left on failure.
+
+    Raises `BuildError`, or a `CheckpointError` for what only the weights or the tokenizer show.
+    """
     device = plan.device
     output = swap.real_path(output)
     config = EngineConfig(
@@ -119,7 +122,8 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
         if device.is_gpu else None, plan.kv_injection,
     )  # fmt: skip
     _check_disk(output, plan.weight_bytes)
-    tokenizer = _tokenizer(plan.target)
+    tokenizer = load_tokenizer(plan.target)
+    check_tied_head(plan.pair.config.target, plan.pair.target_source)
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
     graph = trace_step(plan.pair.config, plan.choices.block, rows)
     manifest = _manifest(plan)
@@ -136,7 +140,8 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
 
 def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
     """All choices, checked against the pair's facts."""
-    limit = min(pair.target.max_position_embeddings, pair.drafter.max_position_embeddings)
+    positions = {"target": max_positions(pair.target), "drafter": max_positions(pair.drafter)}
+    limit = min(positions.values())
     device = device_of(choices.get("device", CPU))
     defaults = {
         "block": pair.drafter.block_size,
@@ -147,15 +152,13 @@ def _resolve(choices: Mapping[str, Any], pair: PairConfig) -> BuildChoices:
     resolved = BuildChoices(**{**defaults, **choices})
     if resolved.max_seq_len > limit:
         raise ConfigError(
-            f"max_seq_len {resolved.max_seq_len} is beyond max_position_embeddings: target "
-            f"{pair.target.max_position_embeddings}, drafter "
-            f"{pair.drafter.max_position_embeddings}",
+            f"max_seq_len {resolved.max_seq_len} is beyond the positions that the models are made "
+            f"for: {', '.join(f'{side} {number}' for side, number in positions.items())}",
             hint=f"choose at most {limit}",
             choice="max_seq_len",
         )
     check_block(pair, resolved.block)
-    if device.is_gpu:
-        check_sizes(pair)
+    check_sizes(pair, device)
     return resolved
 
 
@@ -183,10 +186,6 @@ def _check_disk(output: Path, needed: int) -> None:
             f"{parent} has {free / 1e9:.1f} GB free, the engine needs {needed / 1e9:.1f} GB",
             hint="free space or choose another --output",
         )
-
-
-def _tokenizer(target: Path) -> Tokenizer:
-    return load_gguf_tokenizer(target) if target.suffix == ".gguf" else Tokenizer.load(target)
 
 
 def _manifest(plan: Plan) -> dict[str, Any]:

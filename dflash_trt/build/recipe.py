@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -20,6 +22,8 @@ PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
 CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
 HOW_TO = "engines/README.md says what a recipe looks like"
 _FIELDS = {"target", "drafter", "description", *CHOICES}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ def find_recipe(name: str) -> Recipe | None:
     if file.suffix not in (".yaml", ".yml"):
         if name not in recipe_names():
             return None
+        if os.path.exists(name):
+            log.warning(
+                "%s: the recipe of this name is meant, not what is here; write ./%s for that",
+                name, name,
+            )  # fmt: skip
         file = recipe_folder() / f"{name}.yaml"
     return read_recipe(file)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.checkpoint.facts import Facts, brief
+from dflash_trt.checkpoint.locate import MASK_EMBEDDINGS
 from dflash_trt.checkpoint.model_facts import (
     Sizes,
     read_attention,
@@ -22,7 +22,12 @@ from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, drafter_shapes
 from dflash_trt.checkpoint.target import config_facts
 from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
-from dflash_trt.checkpoint.variants import first, refuse_foreign_config, refuse_foreign_tensors
+from dflash_trt.checkpoint.variants import (
+    first,
+    refuse_foreign_config,
+    refuse_foreign_tensors,
+    unused_keys,
+)
 from dflash_trt.config import DrafterConfig, LayerMask
 from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 
@@ -30,17 +35,6 @@ EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 MAX_BLOCK = 1024  # rows, the anchor counted
 
-# Keys of `dflash_config` that this room reads; `mask_token` is only the id's name.
-KNOWN_KEYS = frozenset(
-    {
-        "target_layer_ids", "mask_token_id", "mask_token", "block_size", "causal", "use_swa",
-        "swa_window_size", "input_embedding_scale", "output_multiplier",
-        "final_logit_softcapping", "target_hidden_size", "num_target_layers", "projector_type",
-        "draft_vocab_size", "attention_sink_bias", "attention_value_scale", "logit_scale",
-        "is_neox_style", "rope_is_neox_style", "use_aux_hidden_state", "sample_from_anchor",
-        "mrope_section",
-    }
-)  # fmt: skip
 _ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq")
 
 
@@ -66,11 +60,6 @@ def open_drafter(path: Path) -> Drafter:
         )
     notes: list[str] = []
     facts = _facts(path, notes)
-    sidecars = sorted(path.glob("mask_embedding*"))
-    if sidecars:
-        raise UnsupportedArchitecture(
-            f"{sidecars[0]}: a mask embedding in a side file is not supported"
-        )
     source = _plain_names(SafetensorsSource(path))
     refuse_foreign_tensors(source, source.names())
     config = _config(facts, source.names())
@@ -97,18 +86,16 @@ def read_drafter_config(path: Path) -> DrafterConfig:
     return drafter.config
 
 
-def unused_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of `dflash_config` that nothing here reads, in file order."""
-    nested = config.get("dflash_config")
-    if not isinstance(nested, Mapping):
-        return ()
-    return tuple(key for key in nested if key not in KNOWN_KEYS)
-
-
 def _facts(folder: Path, notes: list[str]) -> Facts:
     facts = config_facts(folder, notes)
     refuse_foreign_config(facts)
     refuse_quantized(facts)
+    side_files = sorted(folder.glob(MASK_EMBEDDINGS))
+    if side_files:
+        raise UnsupportedArchitecture(
+            f"{side_files[0]}: a mask embedding in a side file is not supported",
+            "without it nearly no draft would be accepted; use a drafter that has none",
+        )
     return facts
 
 
@@ -193,20 +180,26 @@ def _layer_ids(facts: Facts) -> tuple[int, ...]:
 
 
 def _masks(facts: Facts, sizes: Sizes, block_size: int) -> tuple[LayerMask, ...]:
-    """Per layer: explicit causality for all, else causal exactly where the layer is sliding."""
+    """Per layer: explicit causality for all, else causal exactly where the layer is sliding.
+
+    `dflash_config` may have two keys of vLLM's, which ModelOpt writes: `swa_window_size` is the
+    window of sliding layers. Where no layer is sliding, `use_swa` gives it to all, and makes none
+    causal.
+    """
     dflash = facts.section("dflash_config")
     causal = _causality(facts, dflash)
-    layers = read_windows(facts, sizes.num_layers)
-    if dflash.flag("use_swa", default=False):
-        window = dflash.integer("swa_window_size")
-        for slides, other in layers:
-            if slides and other != window:
-                dflash.fail("swa_window_size", f"is {window}, but sliding_window is {other}")
-        masks = tuple(LayerMask(causal is True, window) for _ in layers)
-    else:
-        masks = tuple(
-            LayerMask(slides if causal is None else causal, window) for slides, window in layers
-        )
+    window = dflash.optional_integer("swa_window_size") or None  # 0: none
+    layers = read_windows(facts, sizes.num_layers, window)
+    if any(slides for slides, _ in layers):
+        in_use = facts.flag("use_sliding_window", default=True)
+        other = facts.optional_integer("sliding_window", low=1) if in_use else None
+        if window is not None and other not in (None, window):
+            dflash.fail("swa_window_size", f"is {window}, but sliding_window is {other}")
+    elif dflash.flag("use_swa", default=False):
+        layers = [(False, dflash.integer("swa_window_size")) for _ in layers]
+    masks = tuple(
+        LayerMask(slides if causal is None else causal, window) for slides, window in layers
+    )
     for mask in masks:
         if mask.window is not None and mask.window < block_size:
             raise facts.error(
@@ -219,9 +212,9 @@ def _masks(facts: Facts, sizes: Sizes, block_size: int) -> tuple[LayerMask, ...]
 def _causality(facts: Facts, dflash: Facts) -> bool | None:
     stated = {
         place.flag(key, default=False)
-        for place, key in ((facts, "is_causal"), (dflash, "causal"))
+        for place, key in ((facts, "is_causal"), (dflash, "causal"), (dflash, "is_causal"))
         if place.has(key)
     }
     if len(stated) > 1:
-        facts.fail("is_causal", "and dflash_config.causal contradict each other")
+        facts.fail("is_causal", "and dflash_config's causal or is_causal contradict each other")
     return stated.pop() if stated else None

@@ -15,6 +15,7 @@ from dflash_trt.errors import CheckpointError
 MAX_JSON_BYTES = 100_000_000
 MAX_LAYERS = 4096  # far above any model; keeps a corrupt count from filling the memory
 MAX_SIZE = 2**31 - 1
+NO_TOKEN = (-1, 2**32 - 1)  # what stands for "no such token", signed and unsigned
 LFS_MAGIC = b"version https://git-lfs.github.com/spec/"
 
 
@@ -50,6 +51,14 @@ class Facts:
     def optional_integer(self, key: str, low: int = 0, high: int = MAX_SIZE) -> int | None:
         """A whole number in low..high, or None when absent."""
         return self.integer(key, low, high) if self.has(key) else None
+
+    def token_id(self, key: str, vocab_size: int) -> int | None:
+        """The id of a token, or None: absent, or a number that stands for none, which is noted."""
+        value = self.get(key)
+        if value in NO_TOKEN:
+            self.note(f"{self._where}{shown(key)} is {value}, which is read as none")
+            return None
+        return self.optional_integer(key, high=vocab_size - 1)
 
     def number(self, key: str, low: float = 0.0) -> float:
         """A required finite number above `low`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,24 @@ from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 ARCHITECTURES = {"llama": (False, True), "qwen3": (True, False)}
 
 # Keys that change the arithmetic in a way that we do not reproduce, with the values that do not.
-NEUTRAL: dict[str, tuple[float, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "expert_count": (0,),
+    "use_parallel_residual": (0,),
+    "full_attention_interval": (0,),
+    "nextn_predict_layers": (0,),
+    "rescale_every_n_layers": (0,),
+    "hidden_activation": ("silu",),
     "attention.causal": (1,),
     "attention.sliding_window": (0,),
     "attention.scale": (0,),
     "attention.max_alibi_bias": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.q_lora_rank": (0,),
+    "attention.kv_lora_rank": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_scale": (0,),
+    "attention.temperature_length": (0,),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "logit_scale": (0, 1),
@@ -43,7 +56,19 @@ USED = (
     "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-HARMLESS = ("expert_used_count", "rope.scaling.finetuned", "tensor_data_layout")
+# About experts and sliding windows, refused where there are any, and about other kinds of norms.
+HARMLESS = frozenset(
+    {
+        "expert_used_count", "tensor_data_layout", "rope.scaling.finetuned", "rope.freq_base_swa",
+        "rope.dimension_count_swa", "attention.layer_norm_epsilon", "attention.group_norm_epsilon",
+        "attention.group_norm_groups", "attention.key_length_swa", "attention.value_length_swa",
+        "attention.sliding_window_pattern", "attention.relative_buckets_count",
+    }
+)  # fmt: skip
+# What a key is called that a later converter adds for arithmetic.
+_ARITHMETIC = re.compile(
+    r"(^|[._])(attention|attn|rope|nope|scale|multiplier|softcap(ping)?|clamp|sparsity)([._]|$)"
+)
 
 
 def open_gguf(path: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
@@ -90,7 +115,7 @@ def _config(
         attention=attention,
         masks=(LayerMask(causal=True),) * num_layers,
         eos_token_ids=_eos_ids(facts, vocab_size),
-        bos_token_id=facts.optional_integer("tokenizer.ggml.bos_token_id", high=vocab_size - 1),
+        bos_token_id=facts.token_id("tokenizer.ggml.bos_token_id", vocab_size),
     )
 
 
@@ -108,12 +133,17 @@ def _refuse_variants(facts: Facts, arch: str) -> None:
         key = name.removeprefix(f"{arch}.")
         if key == name or key in USED or key in HARMLESS:
             continue
-        if key not in NEUTRAL:
-            facts.note(f"{shown(name)} is not used")
-        elif value not in NEUTRAL[key]:
+        if key in NEUTRAL:
+            if value not in NEUTRAL[key]:
+                raise UnsupportedArchitecture(
+                    f"{facts.path}: {shown(name)} {brief(value)} is not supported"
+                )
+        elif value != 0 and _ARITHMETIC.search(key) and not key.startswith("expert_"):
             raise UnsupportedArchitecture(
-                f"{facts.path}: {shown(name)} {brief(value)} is not supported"
+                f"{facts.path}: {shown(name)} {brief(value)}: what it does to the model is unknown"
             )
+        else:
+            facts.note(f"{shown(name)} is not used")
 
 
 def _head_dim(facts: Facts, arch: str, num_heads: int) -> int:
@@ -202,7 +232,7 @@ def _vocab_size(facts: Facts, arch: str, header: GgufHeader) -> int:
 def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     ids: dict[int, None] = {}
     for name in ("eos", "eot", "eom"):
-        value = facts.optional_integer(f"tokenizer.ggml.{name}_token_id", high=vocab_size - 1)
+        value = facts.token_id(f"tokenizer.ggml.{name}_token_id", vocab_size)
         if value is not None:
             ids[value] = None
     if not ids:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from dflash_trt.checkpoint.facts import NO_TOKEN
 from dflash_trt.checkpoint.gguf_header import GgufArray, read_header
 from dflash_trt.errors import TokenizerError
 from dflash_trt.text import folder
@@ -219,7 +220,7 @@ class _Builder:
 
     def _id(self, name: str, num_tokens: int) -> int | None:
         value = self._found.get(_KEY + name)
-        if value is None:
+        if value is None or value in NO_TOKEN:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_tokens:
             self._fail(f"{_KEY}{name} {value!r} is not an id of the {num_tokens} tokens")

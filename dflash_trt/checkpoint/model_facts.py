@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoint.facts import MAX_LAYERS, Facts, brief
 from dflash_trt.checkpoint.rope import read_rope
+from dflash_trt.checkpoint.tensors import UNQUANTIZED
 from dflash_trt.config import FULL_ATTENTION, SLIDING_ATTENTION, AttentionConfig, RopeConfig
 from dflash_trt.errors import UnsupportedArchitecture
+
+# What says that weights are quantized: transformers, MLX, older compressed-tensors; then ModelOpt,
+# GPTQ, AWQ.
+QUANTIZED_KEYS = ("quantization_config", "quantization", "compression_config")
+QUANTIZED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,14 @@ def divided_head_dim(facts: Facts, hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def read_windows(facts: Facts, num_layers: int) -> list[tuple[bool, int | None]]:
+def read_windows(
+    facts: Facts, num_layers: int, window: int | None = None
+) -> list[tuple[bool, int | None]]:
     """(is sliding, window) of each layer by Qwen3's rules.
 
     `use_sliding_window` false takes the window from sliding layers but not their type; without
     `layer_types` the layers from `max_window_layers` on are sliding, if windows are in use.
+    `window`: that of all sliding layers, where another key than Qwen3's two gives it.
     """
     in_use = facts.flag("use_sliding_window", default=False)
     if facts.has("layer_types"):
@@ -117,27 +126,34 @@ def read_windows(facts: Facts, num_layers: int) -> list[tuple[bool, int | None]]
                 f"supported: {FULL_ATTENTION}, {SLIDING_ATTENTION}",
             )
     sliding = [name == SLIDING_ATTENTION for name in types]
-    if any(sliding) and not facts.has("use_sliding_window"):
+    if window is None and any(sliding) and not facts.has("use_sliding_window"):
         facts.fail(
             "use_sliding_window",
             "is missing, although layer_types has sliding layers",
             "true if their sliding_window applies, false if not",
         )
-    window = facts.integer("sliding_window") if any(sliding) and in_use else None
+    if window is None and any(sliding) and in_use:
+        window = facts.integer("sliding_window")
     return [(slides, window if slides else None) for slides in sliding]
 
 
 def refuse_quantized(facts: Facts) -> None:
-    """Refuse a quantized checkpoint: its tensors would be read as plain ones."""
-    if facts.has("quantization_config"):
-        method = facts.section("quantization_config").get("quant_method")
-        raise UnsupportedArchitecture(
-            f"{facts.path}: quantization_config ({brief(method)}) is not supported yet",
-            "use the unquantized checkpoint, or a GGUF of the target",
-        )
-    if os.path.exists(facts.path.parent / "hf_quant_config.json"):
-        raise UnsupportedArchitecture(
-            f"{facts.path.parent / 'hf_quant_config.json'}: quantized checkpoints are not "
-            "supported yet",
-            "use the unquantized checkpoint, or a GGUF of the target",
-        )
+    """Refuse a quantized checkpoint: its tensors would be read as plain ones.
+
+    Raises `UnsupportedArchitecture` naming the key or file that says so.
+    """
+    for key in QUANTIZED_KEYS:
+        value = facts.get(key)
+        if value is not None:
+            method = value.get("quant_method", value) if isinstance(value, dict) else value
+            raise UnsupportedArchitecture(
+                f"{facts.path}: {key} ({brief(method)}) is there: quantized checkpoints are not "
+                "supported yet",
+                UNQUANTIZED,
+            )
+    for name in QUANTIZED_FILES:
+        if os.path.exists(facts.path.parent / name):
+            raise UnsupportedArchitecture(
+                f"{facts.path.parent / name}: quantized checkpoints are not supported yet",
+                UNQUANTIZED,
+            )

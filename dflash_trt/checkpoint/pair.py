@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoint.drafter import folder_config as drafter_facts
 from dflash_trt.checkpoint.drafter import open_drafter
 from dflash_trt.checkpoint.target import folder_config as target_facts
-from dflash_trt.checkpoint.target import open_target
+from dflash_trt.checkpoint.target import is_gguf, open_target
 from dflash_trt.checkpoint.tensors import TensorSource
 from dflash_trt.checkpoint.weights import PairWeights
-from dflash_trt.config import DrafterConfig, PairConfig, TargetConfig
+from dflash_trt.config import DrafterConfig, PairConfig, RopeConfig, TargetConfig
 from dflash_trt.errors import PairMismatch
 
 
@@ -37,8 +38,12 @@ def read_pair(target: Path, drafter: Path) -> Pair:
     """
     read_target, read_drafter = open_target(target), open_drafter(drafter)
     remarks = check_pair(read_target.config, read_drafter.config)
+    drafter_config = read_drafter.config
+    if not (drafter_config.own_embedding or drafter_config.own_lm_head):
+        vocab_size = read_target.config.vocab_size
+        drafter_config = dataclasses.replace(drafter_config, vocab_size=vocab_size)
     return Pair(
-        PairConfig(read_target.config, read_drafter.config),
+        PairConfig(read_target.config, drafter_config),
         read_target.source,
         read_drafter.source,
         (*read_target.notes, *read_drafter.notes, *remarks),
@@ -50,39 +55,61 @@ def read_facts(target: Path, drafter: Path) -> PairConfig:
 
     Raises what `read_pair` raises.
     """
-    target_config = (
-        open_target(target).config if os.path.isfile(target) else target_facts(target, [])
-    )
+    target_config = open_target(target).config if is_gguf(target) else target_facts(target, [])
     config = PairConfig(target_config, drafter_facts(drafter))
-    check_pair(config.target, config.drafter)
+    check_pair(config.target, config.drafter, tensors=False)
     return config
 
 
-def check_pair(target: TargetConfig, drafter: DrafterConfig) -> tuple[str, ...]:
-    """Remarks about a pair that fits. Raises `PairMismatch` naming both sides' numbers."""
+def check_pair(
+    target: TargetConfig, drafter: DrafterConfig, *, tensors: bool = True
+) -> tuple[str, ...]:
+    """Remarks about a pair that fits. Raises `PairMismatch` naming both sides' numbers.
+
+    `tensors`: the drafter's were seen, so whether embedding and head are its own is known.
+    """
+    remarks = []
     _equal("target_hidden_size", drafter.target_hidden_size, "hidden_size", target.hidden_size)
     shares = not (drafter.own_embedding and drafter.own_lm_head)
     if shares:
         _equal("hidden_size", drafter.hidden_size, "hidden_size", target.hidden_size)
-    # Draft ids are compared with the target's, so even an own head must count the same ids.
-    _equal("vocab_size", drafter.vocab_size, "vocab_size", target.vocab_size)
+    vocabularies = (
+        f"drafter vocab_size {drafter.vocab_size} differs from target vocab_size "
+        f"{target.vocab_size}"
+    )
+    if drafter.mask_token_id >= target.vocab_size:
+        larger = f"{vocabularies}, and " if drafter.vocab_size != target.vocab_size else ""
+        raise PairMismatch(
+            f"{larger}drafter mask_token_id {drafter.mask_token_id} is outside the target's "
+            f"embedding of {target.vocab_size} rows",
+            "the drafter belongs to a target with a larger embedding",
+        )
+    if tensors and (drafter.own_embedding or drafter.own_lm_head):
+        # Draft ids are compared with the target's, so even an own head must count the same ids.
+        _equal("vocab_size", drafter.vocab_size, "vocab_size", target.vocab_size)
+    elif tensors and drafter.vocab_size != target.vocab_size:
+        remarks.append(
+            f"{vocabularies}: by their padding, if the drafter was trained for this target; it "
+            "uses the target's embedding and head"
+        )
     if drafter.num_target_layers is not None:
         _equal(
             "num_target_layers", drafter.num_target_layers, "num_hidden_layers", target.num_layers
         )
     _check_layer_ids(target, drafter)
-    if drafter.mask_token_id >= target.vocab_size:
-        raise PairMismatch(
-            f"drafter mask_token_id {drafter.mask_token_id} is outside the target's embedding "
-            f"of {target.vocab_size} rows",
-            "the drafter belongs to a target with a larger embedding",
-        )
     if target.num_layers - 1 in drafter.target_layer_ids:
-        return (
+        remarks.append(
             f"drafter taps the last target layer ({target.num_layers - 1}): its output is taken "
-            "before the final norm, which not every training tool does",
+            "before the final norm, which not every training tool does"
         )
-    return ()
+    own, others = drafter.attention.rope, target.attention.rope
+    if not _same_rule(own, others):
+        remarks.append(
+            f"the drafter's rotary rule ({_rule(own)}) differs from the target's "
+            f"({_rule(others)}): the drafter's own is used; one that was exported with a wrong "
+            "rule drafts badly"
+        )
+    return tuple(remarks)
 
 
 def check_block(config: PairConfig, block: int) -> None:
@@ -94,6 +121,22 @@ def check_block(config: PairConfig, block: int) -> None:
             f"choose a block in 2..{trained}",
             choice="block",
         )
+
+
+def _same_rule(one: RopeConfig, other: RopeConfig) -> bool:
+    """Whether two models turn alike, as far as their files tell."""
+    if not math.isclose(one.theta, other.theta, rel_tol=1e-6):  # GGUF has it in 32 bits
+        return False
+    if {one.kind, other.kind} == {"llama3", "table"}:  # GGUF has llama3's divisors, not its numbers
+        return True
+    return one.kind == other.kind and one.params == other.params
+
+
+def _rule(rope: RopeConfig) -> str:
+    numbers = {"theta": rope.theta, **rope.params}
+    numbers.pop("divisors", None)
+    stated = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
+    return f"{rope.kind}, {stated}"
 
 
 def _equal(drafter_key: str, drafter: int, target_key: str, target: int) -> None:

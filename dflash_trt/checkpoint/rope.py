@@ -20,7 +20,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 YARN_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+# Where the reference reads 0 as absent.
+ZERO_IS_ABSENT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _NOT_PARAMS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+# What a nested object may leave to the top level.
+_ALSO_FLAT = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
 
 def read_rope(facts: Facts) -> RopeConfig:
@@ -39,14 +43,21 @@ def read_rope(facts: Facts) -> RopeConfig:
             params[key] = _original_length(facts, rules)
         else:
             params[key] = rules.number(key)
+    known = {*REQUIRED[kind], *_NOT_PARAMS}
     if kind == "yarn":
-        params |= {key: rules.number(key) for key in YARN_NUMBERS if rules.has(key)}
+        known |= {*YARN_NUMBERS, "truncate"}
+        stated = [key for key in YARN_NUMBERS if rules.has(key)]
+        params |= {
+            key: rules.number(key)
+            for key in stated
+            if not (key in ZERO_IS_ABSENT and rules.get(key) == 0)
+        }
         if rules.has("truncate"):
             params["truncate"] = rules.flag("truncate", default=True)
     if kind == "llama3" and params["low_freq_factor"] >= params["high_freq_factor"]:
         rules.fail("high_freq_factor", "must be above low_freq_factor")
     for key, value in rules.data.items():
-        if key not in params and key not in _NOT_PARAMS and value is not None:
+        if key not in known and value is not None:
             rules.note(f"rope key {brief(key)} does not belong to rope type {kind}; it is ignored")
     return RopeConfig(theta, cast(Literal["default", "linear", "llama3", "yarn"], kind), params)
 
@@ -63,18 +74,25 @@ def _rules(facts: Facts) -> Facts:
     if not (new.data and old.data):
         return new if new.data else old
     # Transformers reads rope_scaling first, others rope_parameters: only agreement is safe.
-    for key in ("rope_type", "factor", "original_max_position_embeddings"):
-        first, second = (
-            nested.get("type") if key == "rope_type" and not nested.has(key) else nested.get(key)
-            for nested in (new, old)
-        )
-        if first != second:
+    for key in dict.fromkeys(("rope_type", *new.data, *old.data)):
+        first, second = (_stated(facts, nested, key) for nested in (new, old))
+        if key != "type" and first != second:
+            one, other = ("nothing" if v is None else brief(v) for v in (first, second))
             raise facts.error(
-                f"rope_parameters and rope_scaling disagree on {key}: "
-                f"{brief(first)} and {brief(second)}",
+                f"rope_parameters and rope_scaling disagree on {brief(key)[1:-1]}: "
+                f"{one} and {other}",
                 "remove the one that the model was not trained with",
             )
     return new
+
+
+def _stated(facts: Facts, nested: Facts, key: str) -> Any:
+    """What one spelling says of a key, be it under an older name or at top level."""
+    if nested.has(key):
+        return nested.get(key)
+    if key == "rope_type":
+        return nested.get("type") or "default"
+    return facts.get(key) if key in _ALSO_FLAT else None
 
 
 def _refuse_partial(facts: Facts) -> None:

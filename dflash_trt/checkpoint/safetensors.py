@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.facts import brief, parse_json, read_json
 from dflash_trt.checkpoint.mapped import MappedFile
 from dflash_trt.checkpoint.tensors import (
     BF16,
+    UNQUANTIZED,
     FloatArray,
     Q4Blocks,
     TensorInfo,
@@ -151,8 +152,12 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
             f"{folder}: has {others[0]} but no .safetensors file; pickled weights are never loaded",
             "convert the checkpoint to safetensors",
         )
+    ggufs = sorted(folder.glob("*.gguf"))
     raise CheckpointError(
-        f"{folder}: no .safetensors file", "the folder must hold the weights beside config.json"
+        f"{folder}: no .safetensors file",
+        f"name the file itself: {ggufs[0]}"
+        if ggufs
+        else "the folder must hold the weights beside config.json",
     )
 
 
@@ -203,7 +208,9 @@ def _parse_entry(file: MappedFile, base: int, name: str, item: Any) -> _Entry:
         raise bad(f"header entry is {brief(item)}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise bad(f"type {brief(dtype)} is not supported")
+        raise BadTensor(
+            f"{file.path}: tensor {shown(name)}: type {brief(dtype)} is not supported", UNQUANTIZED
+        )
     if not _are_sizes(shape) or len(shape) > MAX_AXES:
         raise bad(f"shape {brief(shape)} is not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

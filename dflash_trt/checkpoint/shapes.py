@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 
-from dflash_trt.checkpoint.tensors import TensorSource, missing, shown
+from dflash_trt.checkpoint.gguf_header import SUPPORTED_TYPES
+from dflash_trt.checkpoint.tensors import UNQUANTIZED, TensorSource, missing, shown
 from dflash_trt.config import AttentionConfig, DrafterConfig, TargetConfig
 from dflash_trt.errors import BadTensor, MissingTensor
 
 Shapes = dict[str, tuple[int, ...]]
 
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # a target's
+
+# What quantizers store beside or instead of a weight.
+_QUANTIZED = re.compile(
+    r"scale|_packed$|\.(weight_shape|qweight|biases|SCB)$|qzeros|zero_point|g_idx|_blocks$|absmax"
+    r"|quant_(map|state)"
+)
+
 
 def target_shapes(config: TargetConfig) -> Shapes:
     """All weights of a target under Hugging Face names."""
     hidden = config.hidden_size
-    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         shapes |= _layer(
             f"model.layers.{layer}", hidden, config.intermediate_size, config.attention,
@@ -22,7 +31,7 @@ def target_shapes(config: TargetConfig) -> Shapes:
         )  # fmt: skip
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[LM_HEAD] = (config.vocab_size, hidden)
     return shapes
 
 
@@ -43,25 +52,36 @@ def drafter_shapes(config: DrafterConfig) -> Shapes:
     return shapes
 
 
-def check_shapes(shapes: Shapes, source: TensorSource, ignored: Iterable[str] = ()) -> None:
-    """Compare names and shapes with the files.
+def check_shapes(shapes: Shapes, source: TensorSource) -> None:
+    """Compare names, types and shapes with the files.
 
-    Raises `MissingTensor`, or `BadTensor` for a wrong shape or a tensor that nothing would use:
-    an unknown weight changes what the model computes, so it is never dropped in silence.
+    Raises `MissingTensor`, or `BadTensor` for a wrong type or shape or a tensor that nothing would
+    use: an unknown weight changes what the model computes, so it is never dropped in silence.
     """
     present = set(source.names())
+    for name in source.names():  # first of all: it explains whatever else is wrong
+        if name not in shapes and _QUANTIZED.search(name):
+            raise BadTensor(
+                f"{source.info(name).file}: tensor {shown(name)} is there: the checkpoint is "
+                "quantized, which is not supported yet",
+                UNQUANTIZED,
+            )
     for name, shape in shapes.items():
         if name not in present:
             raise _missing_or_bias(source, name)
         info = source.info(name)
+        if info.dtype not in SUPPORTED_TYPES:
+            raise BadTensor(
+                f"{info.file}: tensor {name} has type {info.dtype}, which is not supported",
+                UNQUANTIZED,
+            )
         if info.shape != shape:
             raise BadTensor(
                 f"{info.file}: tensor {name} has shape {list(info.shape)}, "
                 f"but the config makes it {list(shape)}"
             )
-    skipped = set(ignored)
     for name in source.names():
-        if name not in shapes and name not in skipped:
+        if name not in shapes:
             raise _unknown(source, name)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts, brief, read_json
 from dflash_trt.checkpoint.gguf_target import open_gguf
+from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.model_facts import (
     read_attention,
     read_sizes,
@@ -17,10 +18,17 @@ from dflash_trt.checkpoint.model_facts import (
     refuse_quantized,
 )
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
-from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, target_shapes
+from dflash_trt.checkpoint.shapes import (
+    EMBEDDING,
+    LM_HEAD,
+    check_layer_count,
+    check_shapes,
+    target_shapes,
+)
 from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
 from dflash_trt.config import LayerMask, TargetConfig
 from dflash_trt.errors import CheckpointError, UnsupportedArchitecture
+from dflash_trt.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,25 @@ def open_target(path: Path) -> Target:
     Raises a `CheckpointError` that names the file and the key or tensor.
     """
     notes: list[str] = []
-    if os.path.isfile(path) and path.suffix != ".safetensors":
+    if is_gguf(path):
         config, source = open_gguf(path, notes)
     else:
         config, source = _open_folder(path, notes)
     check_tensors(config, source)
     return Target(config, source, tuple(notes))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a target is read as a GGUF file, whatever its name: Ollama's blobs have no suffix."""
+    return os.path.isfile(path) and path.suffix != ".safetensors"
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a target, from a GGUF file's metadata or a folder's files.
+
+    Raises `TokenizerError`, or `CheckpointError` for a file that is not GGUF.
+    """
+    return load_gguf_tokenizer(path) if is_gguf(path) else Tokenizer.load(path)
 
 
 def read_target_config(path: Path) -> TargetConfig:
@@ -76,9 +97,11 @@ def check_tensors(config: TargetConfig, source: TensorSource) -> None:
     Raises `MissingTensor`, or `BadTensor` naming the tensor, what was expected and what found.
     """
     check_layer_count(config.num_layers, source)
-    # A tied checkpoint may still carry its head: transformers ignores that copy, and so do we.
-    ignored = ("lm_head.weight",) if config.tie_word_embeddings else ()
-    check_shapes(target_shapes(config), source, ignored)
+    shapes = target_shapes(config)
+    if config.tie_word_embeddings and LM_HEAD in source.names():
+        # A head that is tied and stored all the same: `check_tied_head` compares the values.
+        shapes[LM_HEAD] = shapes[EMBEDDING]
+    check_shapes(shapes, source)
 
 
 def config_facts(folder: Path, notes: list[str]) -> Facts:
@@ -97,7 +120,7 @@ def config_facts(folder: Path, notes: list[str]) -> Facts:
 
 def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
     config = folder_config(folder, notes)
-    return config, _without_buffers(SafetensorsSource(folder))
+    return config, _plain_names(config, SafetensorsSource(folder))
 
 
 def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
@@ -116,6 +139,11 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
         windows = [(False, None)] * sizes.num_layers
     if any(slides and window is None for slides, window in windows):
         facts.fail("use_sliding_window", "is false, although layer_types has sliding layers")
+    if facts.has("auto_map"):
+        facts.note(
+            f"auto_map names code of the checkpoint's own ({brief(facts.get('auto_map'))}), which "
+            f"is never run: the engine computes what transformers does for {family.name}"
+        )
     return TargetConfig(
         family=family.name,
         vocab_size=sizes.vocab_size,
@@ -129,7 +157,7 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
         attention=attention,
         masks=tuple(LayerMask(causal=True, window=window) for _, window in windows),
         eos_token_ids=_eos_ids(facts, sizes.vocab_size),
-        bos_token_id=facts.optional_integer("bos_token_id", high=sizes.vocab_size - 1),
+        bos_token_id=facts.token_id("bos_token_id", sizes.vocab_size),
     )
 
 
@@ -151,21 +179,23 @@ def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     places = [facts]
     generation = facts.path.parent / "generation_config.json"
     if os.path.exists(generation):
-        places.insert(0, Facts(generation, read_json(generation)))
+        places.insert(0, Facts(generation, read_json(generation), notes=facts.notes))
     ids: dict[int, None] = {}
     for place in places:
         value = place.get("eos_token_id")
         if isinstance(value, list) and value:
             ids |= dict.fromkeys(place.integers("eos_token_id", high=vocab_size - 1))
-        elif value is not None and value != []:
-            ids[place.integer("eos_token_id", low=0, high=vocab_size - 1)] = None
+        elif value != []:
+            token_id = place.token_id("eos_token_id", vocab_size)
+            ids |= {} if token_id is None else {token_id: None}
     if not ids:
         facts.note("names no eos_token_id: generation ends only at its length limit")
     return tuple(ids)
 
 
-def _without_buffers(source: TensorSource) -> TensorSource:
-    """Old files store the rotary table, which follows from the config."""
-    return RenamedSource(
-        source, {name: name for name in source.names() if not _ROTARY_BUFFER.fullmatch(name)}
-    )
+def _plain_names(config: TargetConfig, source: TensorSource) -> TensorSource:
+    """Without the rotary tables of old files, which follow from the config."""
+    stored = {name: name for name in source.names() if not _ROTARY_BUFFER.fullmatch(name)}
+    if config.tie_word_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
+        stored[EMBEDDING] = stored.pop(LM_HEAD)  # one matrix, saved under its other name
+    return RenamedSource(source, stored)

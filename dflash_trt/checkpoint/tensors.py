@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from dflash_trt.errors import BadTensor, MissingTensor
 
+#: What helps against a quantized checkpoint.
+UNQUANTIZED = "use the unquantized checkpoint (F32, F16 or BF16); a target may also be a GGUF file"
+
 FloatArray = npt.NDArray[np.float32]
 BF16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.checkpoint.tensors import TensorSource, shown
 from dflash_trt.errors import UnsupportedArchitecture
 
 ARCHITECTURE = "DFlashDraftModel"
+
+# Keys of `dflash_config` that this room reads; `mask_token` is only the id's name.
+KNOWN_KEYS = frozenset(
+    {
+        "target_layer_ids", "mask_token_id", "mask_token", "block_size", "causal", "is_causal",
+        "use_swa", "swa_window_size", "input_embedding_scale", "output_multiplier",
+        "final_logit_softcapping", "target_hidden_size", "num_target_layers", "projector_type",
+        "draft_vocab_size", "attention_sink_bias", "attention_value_scale", "logit_scale",
+        "is_neox_style", "rope_is_neox_style", "use_aux_hidden_state", "sample_from_anchor",
+        "mrope_section", "attention_mode",
+    }
+)  # fmt: skip
+# How others keys begin that are about training, or about when to draft: none changes the network.
+_HARMLESS = (
+    "attention_backend", "confidence", "loss_", "num_anchors", "num_speculative_tokens",
+    "speculative_tokens", "train", "version",
+)  # fmt: skip
 
 _OTHER_ARCHITECTURES = {
     "DFlash2DraftModel": "DFlash 2",
@@ -61,6 +79,15 @@ def refuse_foreign_config(facts: Facts) -> None:
         if first(facts, key).has(key):
             raise _refusal(facts, f"{key} is there: this is DFlash 2 or DSpark")
     _refuse_options(facts, dflash)
+    for key in unused_keys(facts.data):
+        value = dflash.get(key)
+        # null, false and 0 are what an option says that is off
+        if value not in (None, False, 0) and not key.startswith(_HARMLESS):
+            raise UnsupportedArchitecture(
+                f"{facts.path}: dflash_config.{brief(key)[1:-1]} is {brief(value)}: what it does "
+                "to the drafter is unknown",
+                "if it does nothing to the network, remove it from config.json",
+            )
 
 
 def refuse_foreign_tensors(source: TensorSource, names: Iterable[str]) -> None:
@@ -72,6 +99,14 @@ def refuse_foreign_tensors(source: TensorSource, names: Iterable[str]) -> None:
                     f"{source.path}: tensor {shown(name)} is there: this is {what}",
                     "only DFlash v1 drafters are supported",
                 )
+
+
+def unused_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of `dflash_config` that nothing here reads, in file order."""
+    nested = config.get("dflash_config")
+    if not isinstance(nested, Mapping):
+        return ()
+    return tuple(key for key in nested if key not in KNOWN_KEYS)
 
 
 def first(facts: Facts, key: str) -> Facts:
@@ -96,13 +131,17 @@ def _refuse_options(facts: Facts, dflash: Facts) -> None:
                 raise _refusal(facts, f"{key} is {brief(place.get(key))}")
         if place.has("mrope_section"):
             raise _refusal(facts, "mrope_section is there: multimodal rotary positions")
-    reduced = first(facts, "draft_vocab_size").optional_integer("draft_vocab_size", low=1)
-    if reduced is not None and reduced != facts.integer("vocab_size"):
-        raise _refusal(
-            facts,
-            f"draft_vocab_size is {reduced} and vocab_size {facts.get('vocab_size')}: "
-            "this drafter has its own reduced vocabulary",
-        )
+    mode = dflash.get("attention_mode")
+    if mode not in (None, "gqa", "mha"):
+        raise _refusal(facts, f"dflash_config.attention_mode is {brief(mode)}")
+    # More rows than the vocabulary has are padding. A head that has them is refused for its shape.
+    rows = first(facts, "draft_vocab_size").optional_integer("draft_vocab_size", low=1)
+    if rows is None or rows == facts.integer("vocab_size"):
+        return
+    numbers = f"draft_vocab_size is {rows} and vocab_size {facts.get('vocab_size')}"
+    if rows < facts.integer("vocab_size"):
+        raise _refusal(facts, f"{numbers}: this drafter has its own reduced vocabulary")
+    facts.note(f"{numbers}: the former is not used")
 
 
 def _refusal(facts: Facts, found: str) -> UnsupportedArchitecture:

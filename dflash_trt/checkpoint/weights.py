@@ -29,6 +29,7 @@ class PairWeights:
     def __init__(self, config: PairConfig, target: TensorSource, drafter: TensorSource) -> None:
         self._target, self._drafter = target, drafter
         tied = config.target.tie_word_embeddings
+        # A tied head that is stored as well is a copy: `check_tied_head` refuses others.
         self._stored = {
             TARGET + name.removeprefix("model."): name
             for name in target.names()

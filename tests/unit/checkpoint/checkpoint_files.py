@@ -152,6 +152,16 @@ LLAMA_KEYS: dict[str, Any] = {
 }
 
 
+# 96 tokens, of which the third is the first two merged.
+GGUF_TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["t", "u", "tu", *(f"x{i}" for i in range(93))],
+    "tokenizer.ggml.token_type": [1] * 96,
+    "tokenizer.ggml.merges": ["t u"],
+}
+
+
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's converter, written out: half-split rows to interleaved ones."""
     return (
@@ -234,7 +244,8 @@ def save_gguf(
             writer.add_array(name, value)
         else:
             writer.add_uint32(name, value)
-    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(96)])
+    if "tokenizer.ggml.tokens" not in (keys or {}):
+        writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(96)])
     for name, weight in weights.items():
         stored = weight
         if arch == "llama" and ".q_proj." in name:

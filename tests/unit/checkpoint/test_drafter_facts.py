@@ -92,6 +92,8 @@ def test_yarn_and_new_rope_spelling(tmp_path: Path) -> None:
 
 C, N = True, False
 SWA = {"layer_types": [SLIDING, FULL], "sliding_window": 16, "use_sliding_window": True}
+MODELOPT = {"layer_types": [FULL, FULL], "sliding_window": 16, "use_sliding_window": ...,
+            "max_window_layers": ...}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,21 @@ SWA = {"layer_types": [SLIDING, FULL], "sliding_window": 16, "use_sliding_window
         ({}, {"use_swa": True, "swa_window_size": 32}, [(N, 32), (N, 32)]),
         ({}, {"use_swa": True, "swa_window_size": 32, "causal": True}, [(C, 32), (C, 32)]),
         ({}, {"use_swa": False, "swa_window_size": 32}, [(N, None), (N, None)]),
+        ({}, {"use_swa": False, "swa_window_size": 0}, [(N, None), (N, None)]),
+        # With any sliding layer, vLLM decides layer by layer: use_swa then adds nothing.
+        (SWA, {"use_swa": True, "swa_window_size": 16}, [(C, 16), (N, None)]),
+        (SWA, {"use_swa": True, "swa_window_size": 16, "causal": False}, [(N, 16), (N, None)]),
+        (SWA | {"layer_types": [SLIDING, SLIDING]}, {"use_swa": True, "swa_window_size": 16},
+         [(C, 16), (C, 16)]),
+        # ModelOpt writes sliding_window and the three nested keys, never use_sliding_window.
+        (MODELOPT, {"use_swa": True, "swa_window_size": 16, "causal": False}, [(N, 16), (N, 16)]),
+        (MODELOPT | {"layer_types": [SLIDING, FULL]},
+         {"use_swa": True, "swa_window_size": 16, "causal": False}, [(N, 16), (N, None)]),
+        (MODELOPT | {"layer_types": [FULL, SLIDING], "sliding_window": None},
+         {"swa_window_size": 16}, [(N, None), (C, 16)]),
+        (SWA | {"use_sliding_window": False, "sliding_window": 24}, {"swa_window_size": 16},
+         [(C, 16), (N, None)]),
+        (SWA, {"is_causal": False}, [(N, 16), (N, None)]),
     ],
 )  # fmt: skip
 def test_masks(tmp_path: Path, changes: Any, nested: Any, masks: list[tuple[bool, Any]]) -> None:
@@ -155,12 +172,31 @@ def test_wider_target_hidden_size(tmp_path: Path) -> None:
 
 
 def test_unused_keys_are_reported(tmp_path: Path) -> None:
-    nested = {"confidence": 0.5, "mask_token": "<|MASK|>", "causal": False}
+    nested = {
+        "confidence": 0.5,
+        "mask_token": "<|MASK|>",
+        "causal": False,
+        "loss_type": "ce",
+        "layer_routing_enabled": False,
+        "concat_mode": None,
+        "attention_mode": "gqa",
+    }
     folder = save_drafter(tmp_path, dflash_config=nested)
-    (note,) = open_drafter(folder).notes
-    assert "dflash_config.confidence is not used" in note
+    notes = open_drafter(folder).notes
+    unused = ("confidence", "loss_type", "layer_routing_enabled", "concat_mode")
+    assert [note.partition("dflash_config.")[2] for note in notes] == [
+        f"{key} is not used" for key in unused
+    ]
     assert unused_keys({"dflash_config": {"x": 1, "block_size": 2}}) == ("x",)
     assert unused_keys({}) == unused_keys({"dflash_config": 3}) == ()
+
+
+def test_more_rows_than_the_vocabulary_has_are_no_reduced_vocabulary(tmp_path: Path) -> None:
+    (note,) = open_drafter(save_drafter(tmp_path / "a", draft_vocab_size=128)).notes
+    assert "draft_vocab_size is 128 and vocab_size 96: the former is not used" in note
+    own = drafter_tensors() | {"lm_head.weight": torch.ones(128, 64)}
+    with pytest.raises(BadTensor, match=r"lm_head\.weight has shape \[128, 64\]"):
+        open_drafter(save_drafter(tmp_path / "b", own, draft_vocab_size=128))
 
 
 U = UnsupportedArchitecture
@@ -208,7 +244,15 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"rope_is_neox_style": False}, {}, U, "rope_is_neox_style is false"),
     ({}, {"use_aux_hidden_state": False}, U, "use_aux_hidden_state is false"),
     ({}, {"sample_from_anchor": True}, U, "sample_from_anchor is true"),
-    ({"draft_vocab_size": 32}, {}, U, "draft_vocab_size is 32"),
+    ({"draft_vocab_size": 32}, {}, U, "draft_vocab_size is 32 .* own reduced vocabulary"),
+    ({}, {"attention_logit_softcapping": 50.0}, U,
+     "dflash_config.attention_logit_softcapping is 50.0: what it does .* is unknown"),
+    ({}, {"layer_routing_enabled": True}, U, "layer_routing_enabled is True"),
+    ({}, {"conv_width": 4}, U, "conv_width is 4"),
+    ({}, {"attention_mode": "mla"}, U, "dflash_config.attention_mode is 'mla'"),
+    ({"quantization": {"bits": 4}}, {}, U, r"quantization \(\{'bits': 4\}\)"),
+    (MODELOPT | {"layer_types": [SLIDING, FULL]}, {"use_swa": True}, CheckpointError,
+     "use_sliding_window is missing"),
     ({"partial_rotary_factor": 0.25}, {}, U, "partial_rotary_factor 0.25"),
     ({"mrope_section": [1, 2]}, {}, U, "mrope_section"),
     ({"rope_parameters": ROPE | {"mrope_section": [1]}}, {}, U, "mrope_section"),
@@ -224,6 +268,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     (SWA, {"use_swa": True, "swa_window_size": 32}, CheckpointError,
      "swa_window_size is 32, but sliding_window is 16"),
     ({"is_causal": True}, {"causal": False}, CheckpointError, "contradict each other"),
+    ({}, {"causal": True, "is_causal": False}, CheckpointError, "contradict each other"),
     ({"is_causal": "yes"}, {}, CheckpointError, "is_causal is 'yes'"),
     ({}, {"output_multiplier": 0}, CheckpointError, "dflash_config.output_multiplier is 0"),
     ({}, {"input_embedding_scale": "8"}, CheckpointError, "input_embedding_scale is '8'"),

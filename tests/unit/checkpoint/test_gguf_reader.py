@@ -9,13 +9,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoint_files import llama_weights, permute, problem_of, save_gguf
+from checkpoint_files import GGUF_TOKENIZER, llama_weights, permute, problem_of, save_gguf
 from gguf.quants import dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.checkpoint import open_target
 from dflash_trt.checkpoint.gguf_header import TENSOR_TYPES, GgufArray, read_header
+from dflash_trt.checkpoint.target import load_tokenizer
 from dflash_trt.checkpoint.tensors import Q4Blocks
 from dflash_trt.config import RopeConfig
 from dflash_trt.errors import (
@@ -226,6 +227,12 @@ def test_rope_scaling(tmp_path: Path, keys: Any, kind: str, params: dict[str, An
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, CheckpointError,
          "rope.scaling.original_context_length is missing"),
         ({"rope.scaling.attn_factor": 1.5}, UnsupportedArchitecture, "rope.scaling.attn_factor"),
+        ({"rope.scaling.alpha": 1000.0}, UnsupportedArchitecture, "rope.scaling.alpha .* unknown"),
+        ({"attention.temperature_scale": 0.1}, UnsupportedArchitecture, "temperature_scale 0.1"),
+        ({"attention.of_the_future": 3}, UnsupportedArchitecture, "of_the_future 3: what it does"),
+        ({"nope_layer_interval": 4}, UnsupportedArchitecture, "nope_layer_interval 4: what it"),
+        ({"swiglu_clamp": 7.0}, UnsupportedArchitecture, "swiglu_clamp 7.0"),
+        ({"hidden_activation": "gelu"}, UnsupportedArchitecture, "hidden_activation 'gelu'"),
         ({"split.count": 3}, UnsupportedArchitecture, "one of 3 parts"),
         ({"vocab_size": 97}, BadTensor,
          "token_embd.weight has 96 rows, but llama.vocab_size is 97"),
@@ -250,8 +257,29 @@ def test_refusals(tmp_path: Path, keys: Any, error: type[Exception], message: st
 
 
 def test_unused_metadata_is_noted(tmp_path: Path) -> None:
-    target = open_target(save_gguf(tmp_path / "m.gguf", keys={"swiglu_clamp": 7.0}))
-    assert any("llama.swiglu_clamp is not used" in note for note in target.notes)
+    keys = {"some_label": 7.0, "nope_layer_interval": 0, "attention.temperature_scale": 0.0}
+    notes = open_target(save_gguf(tmp_path / "m.gguf", keys=keys)).notes
+    assert [note.partition("llama.")[2] for note in notes if "llama." in note] == [
+        "some_label is not used", "nope_layer_interval is not used",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["model", "model.GGUF", "sha256-0123abcd", "model.bin"])
+def test_what_is_a_gguf_file_does_not_depend_on_its_name(tmp_path: Path, name: str) -> None:
+    path = save_gguf(tmp_path / name, keys=GGUF_TOKENIZER | {"tokenizer.ggml.bos_token_id": 1})
+    assert open_target(path).config.bos_token_id == 1
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("tuu") == [2, 1]
+
+
+def test_a_number_that_stands_for_no_token(tmp_path: Path) -> None:
+    value = 2**32 - 1
+    names = [f"tokenizer.ggml.{kind}_token_id" for kind in ("bos", "eos", "eot", "padding")]
+    path = save_gguf(tmp_path / "m.gguf", keys=GGUF_TOKENIZER | dict.fromkeys(names, value))
+    target = open_target(path)
+    assert (target.config.bos_token_id, target.config.eos_token_ids) == (None, ())
+    assert sum(f"is {value}, which is read as none" in note for note in target.notes) == 3
+    assert load_tokenizer(path).bos_token_id is None
 
 
 def test_unsupported_architecture_type_and_tensor(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -23,7 +24,20 @@ def test_paths_are_relative_to_the_base(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "reference", ["./gone", "/gone/x", "a/b/c", "gone.gguf", "", "  ", "a\nb", "x" * 5000, "a\0b"]
+    "reference",
+    [
+        "~nosuchuser/x",
+        "~nosuchuser",
+        "./gone",
+        "/gone/x",
+        "a/b/c",
+        "gone.gguf",
+        "",
+        "  ",
+        "a\nb",
+        "x" * 5000,
+        "a\0b",
+    ],
 )
 def test_nothing_there(tmp_path: Path, reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
@@ -74,6 +88,7 @@ def test_only_weights_and_metadata_are_asked_for(
 
     def snapshot_download(repository: str, **options: Any) -> str:
         asked.update(options, repository=repository)
+        (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
@@ -81,13 +96,36 @@ def test_only_weights_and_metadata_are_asked_for(
     assert (asked["repository"], asked["revision"]) == ("org/name", "abc")
     keep, drop = asked["allow_patterns"], asked["ignore_patterns"]
     names = ["model.safetensors", "config.json", "chat_template.jinja", "pytorch_model.bin",
-             "mask_embedding.pt", "modeling.py", "original/params.json", "README.md",
+             "model.pt", "mask_embedding.pt", "modeling.py", "original/params.json", "README.md",
              "tokenizer.json"]  # fmt: skip
     kept = huggingface_hub.utils.filter_repo_objects(
         names, allow_patterns=keep, ignore_patterns=drop
     )
+    # A mask embedding is fetched to be seen: a drafter that has one is refused.
     assert list(kept) == ["model.safetensors", "config.json", "chat_template.jinja",
-                          "tokenizer.json"]  # fmt: skip
+                          "mask_embedding.pt", "tokenizer.json"]  # fmt: skip
+
+
+@pytest.mark.parametrize("facts_only", [True, False])
+@pytest.mark.parametrize("others", [[], ["config.json"]])
+def test_a_repository_of_gguf_files_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str], facts_only: bool
+) -> None:
+    files = [SimpleNamespace(rfilename=name) for name in ("b.gguf", "X-Q4_K_M.gguf", *others)]
+    for name in others:
+        (tmp_path / name).write_text("{}")
+    told = SimpleNamespace(siblings=files)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.model_info", lambda *_, **__: told)
+    if facts_only and others:  # the facts can be read; that there are no weights shows afterwards
+        assert locate("hf:org/X-GGUF", facts_only=True) == tmp_path
+        return
+    with pytest.raises(CheckpointError, match="hf:org/X-GGUF: is a repository of GGUF") as caught:
+        locate("hf:org/X-GGUF", facts_only=facts_only)
+    assert "X-Q4_K_M.gguf" in caught.value.message
+    assert caught.value.hint.startswith("`hf download org/X-GGUF FILE.gguf")
+    files[:2] = []
+    assert locate("hf:org/X-GGUF", facts_only=facts_only) == tmp_path
 
 
 def test_hub_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

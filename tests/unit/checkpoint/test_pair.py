@@ -17,11 +17,14 @@ from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import BadTensor, MissingTensor, PairMismatch
 
+THETA = {"rope_type": "default", "rope_theta": 1e6}  # the drafter's
+SHARED = "it uses the target's embedding and head"
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     base = tmp_path_factory.mktemp("pair")
-    save_hf(base / "target", "qwen3")
+    save_hf(base / "target", "qwen3", rope_parameters=THETA)
     drafter = save_drafter(base / "drafter", dflash_config={"target_layer_ids": [0, 1]})
     return base / "target", drafter
 
@@ -38,14 +41,17 @@ def test_read_pair(folders: tuple[Path, Path]) -> None:
     [
         ({"hidden_size": 128}, {}, "target_hidden_size 64 differs from target hidden_size 128"),
         ({}, {"hidden_size": 32}, "hidden_size 32 differs from target hidden_size 64"),
-        ({}, {"vocab_size": 100}, "vocab_size 100 differs from target vocab_size 96"),
-        ({"vocab_size": 128}, {}, "vocab_size 96 differs from target vocab_size 128"),
+        ({}, {"vocab_size": 100, "own_lm_head": True},
+         "vocab_size 100 differs from target vocab_size 96"),
+        ({"vocab_size": 128}, {"own_embedding": True},
+         "vocab_size 96 differs from target vocab_size 128"),
+        ({"vocab_size": 80}, {}, "vocab_size 96 differs from target vocab_size 80, and .* 90 is"),
         ({}, {"num_target_layers": 36}, "num_target_layers 36 differs from .*layers 3"),
         ({}, {"target_layer_ids": (0, 3)}, r"\[0, 3\]: 3 is not a layer of the target, .* 0\.\.2"),
         ({}, {"target_layer_ids": (1, 1)}, "has an id twice"),
         ({}, {"mask_token_id": 96}, "mask_token_id 96 is outside the target's embedding of 96"),
     ],
-)
+)  # fmt: skip
 def test_mismatch_names_both_numbers(
     folders: tuple[Path, Path], target: Any, drafter: Any, message: str
 ) -> None:
@@ -65,6 +71,56 @@ def test_what_is_allowed(folders: tuple[Path, Path]) -> None:
     last = dataclasses.replace(config.drafter, target_layer_ids=(0, 2), mask_token_id=95)
     (remark,) = check_pair(config.target, last)
     assert "last target layer (2)" in remark
+
+
+@pytest.mark.parametrize("vocab_size", [92, 100])
+def test_a_drafter_that_shares_embedding_and_head_may_be_padded_otherwise(
+    folders: tuple[Path, Path], tmp_path: Path, vocab_size: int
+) -> None:
+    layers = {"target_layer_ids": [0, 1]}
+    drafter = save_drafter(tmp_path / "d", vocab_size=vocab_size, dflash_config=layers)
+    pair = read_pair(folders[0], drafter)
+    (remark,) = pair.warnings
+    assert f"drafter vocab_size {vocab_size} differs from target vocab_size 96" in remark
+    assert SHARED in remark
+    # What the step graph looks up and multiplies with: all rows of the target's.
+    assert pair.config.drafter.vocab_size == 96
+    weights = pair.weights()
+    for name in ("embed_tokens", "lm_head"):
+        assert weights.info(f"drafter.{name}.weight").shape == (96, 64)
+    own = drafter_tensors() | {"embed_tokens.weight": torch.ones(vocab_size, 64)}
+    save_drafter(drafter, own, vocab_size=vocab_size, dflash_config=layers)
+    with pytest.raises(PairMismatch, match=f"vocab_size {vocab_size} differs from .* 96"):
+        read_pair(folders[0], drafter)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+        "original_max_position_embeddings": 128}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "words"),
+    [
+        (THETA, {"rope_theta": 10000.0}, ("default, theta 10000)", "default, theta 1e+06)")),
+        (YARN, {}, ("default, theta 1e+06)", "yarn, theta 1e+06, factor 4")),
+        (YARN, {"rope_theta": ..., "rope_parameters": YARN | {"factor": 2.0}},
+         ("factor 2,", "factor 4,")),
+        (YARN, {"rope_theta": ..., "rope_parameters": YARN}, ()),
+    ],
+)  # fmt: skip
+def test_rotary_rules_that_differ_are_named_and_the_drafters_own_is_used(
+    tmp_path: Path, target: Any, drafter: Any, words: tuple[str, ...]
+) -> None:
+    save_hf(tmp_path / "target", "qwen3", rope_parameters=target)
+    layers = {"target_layer_ids": [0, 1]}
+    folder = save_drafter(tmp_path / "drafter", dflash_config=layers, **drafter)
+    pair = read_pair(tmp_path / "target", folder)
+    assert len(pair.warnings) == bool(words)
+    for word in words:
+        assert word in pair.warnings[0]
+    own = drafter.get("rope_parameters", {"rope_theta": drafter.get("rope_theta", 1e6)})
+    assert pair.config.drafter.attention.rope.theta == own["rope_theta"]
+    assert pair.config.target.attention.rope.theta == 1e6
 
 
 def test_block_is_at_most_the_trained_one(folders: tuple[Path, Path]) -> None:

