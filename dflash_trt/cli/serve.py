@@ -36,6 +36,7 @@ THREADS = _option("threads", "CPU threads; 0: this process's CPU allowance.")
 MAX_PROMPT = _option("max_prompt_tokens", "Of one request; 0: what the engine holds.")
 MAX_OUTPUT = _option("max_output_tokens", "Of one request, and the default; 0: what it holds.")
 SECONDS = _option("request_seconds", "The longest that a request may take; 0: no limit.")
+STEP = _option("step_seconds", "A step that takes longer hangs: the server ends. 0: no limit.")
 DRAIN = _option("drain_seconds", "How long running requests may go on after SIGTERM.")
 ADDRESS = _option("address", "Address to listen at.")
 KEYS = _option("api_key_file", "File of API keys, one a line, for OpenAI's API.")
@@ -59,6 +60,7 @@ def serve(
     max_prompt_tokens: int = MAX_PROMPT,
     max_output_tokens: int = MAX_OUTPUT,
     request_seconds: float = SECONDS,
+    step_seconds: float = STEP,
     drain_seconds: float = DRAIN,
     api_key_file: str = KEYS,
     max_connections: int = CONNECTIONS,
@@ -75,9 +77,9 @@ def serve(
     options = ServeOptions(
         engine=str(engine), model_name=model_name, queue=queue, width=width, threads=threads,
         max_prompt_tokens=max_prompt_tokens, max_output_tokens=max_output_tokens,
-        request_seconds=request_seconds, drain_seconds=drain_seconds, address=address,
-        openai_port=openai_port, api_key_file=api_key_file, max_connections=max_connections,
-        max_body_bytes=max_body_bytes,
+        request_seconds=request_seconds, step_seconds=step_seconds, drain_seconds=drain_seconds,
+        address=address, openai_port=openai_port, api_key_file=api_key_file,
+        max_connections=max_connections, max_body_bytes=max_body_bytes,
     )  # fmt: skip
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -25,6 +25,9 @@ class RunConfig:
     max_prompt_tokens: int | None = None  # of one request
     max_output_tokens: int | None = None  # of one request, and the default of its max_tokens
     max_failed_steps: int = 3  # in a row; then the engine is dead
+    # A step that has not ended by then never will: the engine is dead. 0: no limit. A step may have
+    # kernels to compile when it is the first of its shape, so this is far above what steps take.
+    max_step_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -32,8 +35,9 @@ class RunConfig:
             ("max_prompt_tokens", self.max_prompt_tokens, 1),
             ("max_output_tokens", self.max_output_tokens, 1),
             ("max_failed_steps", self.max_failed_steps, 1),
+            ("max_step_s", self.max_step_s, 0),
         ):
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # nor NaN
                 raise ConfigError(f"{name} is {value}, allowed are {least} and more")
 
 
@@ -147,7 +151,7 @@ class Door:
         if params.max_tokens is None:
             return room if limit is None else min(room, limit)
         if limit is not None and params.max_tokens > limit:
-            raise CapacityError(
+            raise RequestError(
                 f"max_tokens is {params.max_tokens}, allowed are 1 to {limit}",
                 hint=f"ask for at most {min(limit, room)} tokens",
             )

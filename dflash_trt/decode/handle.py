@@ -25,6 +25,7 @@ class Handle:
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
         self.request_id = request.request_id
         self.prompt_tokens = len(request.prompt)
+        self.deadline = request.deadline
         self._collected = Collected(request)
         self._num_read = 0
         self._cancel = cancel

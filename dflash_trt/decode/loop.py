@@ -17,6 +17,7 @@ from dflash_trt.errors import EngineStopped
 from dflash_trt.text.stop import FinishReason
 
 _LOG = logging.getLogger(__name__)
+WATCH_PERIOD_S = 1.0  # how often a step that runs is looked at; more often if it may take less
 
 
 class LoopState(Enum):
@@ -34,7 +35,8 @@ class EngineLoop:
     A step that raises ends the requests on its slots with the reason "error", and the others go
     on. After `RunConfig.max_failed_steps` such steps in a row the loop is dead: all requests end
     with "error", `is_healthy` is false, and `submit` raises. The same after an exception of our
-    own code. Nobody is left waiting in any of these cases, nor by `close`.
+    own code, and when a step has not ended after `RunConfig.max_step_s`: its thread is then left
+    alone, as nothing can end it. Nobody is left waiting in any of these cases, nor by `close`.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -46,8 +48,12 @@ class EngineLoop:
         self._arrived: list[Request] = []
         self._cancelled: list[int] = []
         self._handles: dict[int, Handle] = {}  # of all requests that are not over
+        self._turn_at: float | None = None  # since when the thread is at work; None: it is idle
+        self._hangs = False  # the thread is not waited for any more
+        self._over = threading.Event()  # it has ended, or hangs
         self._thread = threading.Thread(target=self._run, name="dflash-trt", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, name="dflash-trt-watch", daemon=True).start()
 
     @property
     def is_healthy(self) -> bool:
@@ -103,19 +109,25 @@ class EngineLoop:
             return self._lock.wait_for(lambda: not self._handles, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Cancel every request and end the thread; whether it ended within `timeout` seconds.
+        """End every request, with the reason "shutdown", and the thread; whether that ended.
 
-        If it did not, the session hangs in a step: the requests are over all the same.
+        If it did not within `timeout` seconds, or is known to hang, the session hangs in a step:
+        the requests are over all the same.
         """
         with self._lock:
             if self._state is not LoopState.DEAD:
                 self._state = LoopState.CLOSED
             self._lock.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+        is_waiting = threading.current_thread() is not self._thread
+        if is_waiting and self._over.wait(timeout) and not self._hangs:
+            self._thread.join()
         if self._thread.is_alive():
-            self._end_handles("cancelled", "")
+            self._end_handles("shutdown", "")
         return not self._thread.is_alive()
+
+    def wait_end(self, timeout: float) -> bool:
+        """Wait until it is closed or dead, all requests over; whether it is within `timeout` s."""
+        return self._over.wait(timeout)
 
     def __enter__(self) -> EngineLoop:
         return self
@@ -139,20 +151,25 @@ class EngineLoop:
                     _LOG.error("the session raised in a step", exc_info=scheduler.last_error)
                 if scheduler.is_dead:
                     return self._die(scheduler.last_error)
-            scheduler.end_all("cancelled")
+            # Dead, and here: a step ended after all, when it was not waited for any more.
+            scheduler.end_all("shutdown" if self._state is LoopState.CLOSED else "error")
             self._deliver(scheduler.sweep())
         except Exception as error:  # a bug of ours, or of a telemetry: nobody may wait for ever
             _LOG.exception("the engine loop ends")
             self._die(error)
+        finally:
+            self._over.set()
         return None
 
     def _take_in(self) -> bool:
-        """Sleep until there is work and hand it to the scheduler; False when closed."""
+        """Sleep until there is work and hand it to the scheduler; False when closed or dead."""
         with self._lock:
+            self._turn_at = None
             self._lock.wait_for(self._has_work)
+            self._turn_at = time.perf_counter()
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
-            is_open = self._state is not LoopState.CLOSED
+            is_open = not self._is_ended
         for request in arrived:
             self._scheduler.enqueue(request)
         for request_id in cancelled:
@@ -160,8 +177,12 @@ class EngineLoop:
         return is_open
 
     def _has_work(self) -> bool:
-        is_closed = self._state is LoopState.CLOSED
-        return bool(is_closed or self._arrived or self._cancelled or self._scheduler.has_work)
+        is_new = self._arrived or self._cancelled
+        return bool(self._is_ended or is_new or self._scheduler.has_work)
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._state in (LoopState.CLOSED, LoopState.DEAD)
 
     def _deliver(self, deltas: Sequence[Delta]) -> None:
         now = time.perf_counter()
@@ -188,6 +209,57 @@ class EngineLoop:
         except Exception:  # the scheduler itself may be what is broken
             _LOG.exception("the requests of a dead engine could not be ended in order")
         self._end_handles("error", f"the engine died{reason}")
+
+    def _watch(self) -> None:
+        """See to the requests of a step that does not end, and give it up after its time.
+
+        The time is counted in looks: a process that was stopped for an hour has no step that hangs.
+        """
+        limit = self._scheduler.config.max_step_s
+        period = min(WATCH_PERIOD_S, limit / 4) if limit else WATCH_PERIOD_S
+        turn: float | None = None
+        num_looks = 0
+        while not self._over.wait(period):
+            is_same = self._turn_at is not None and self._turn_at == turn
+            turn, num_looks = self._turn_at, num_looks + 1 if is_same else 0
+            try:
+                if num_looks:
+                    self._end_overdue()
+                if limit and num_looks * period >= limit:
+                    self._give_up(f"a step has not ended for {limit:g} s")
+            except Exception:  # a bug of ours: the next look may do without it
+                _LOG.exception("a look at the engine loop failed")
+
+    def _end_overdue(self) -> None:
+        """End handles whose time is over, or whose clients left, while a step holds everything up.
+
+        Their requests keep their seats until the step ends, so they still count as not over. Text
+        that was kept back for stop strings is the other thread's, and is left out.
+        """
+        now = time.perf_counter()
+        with self._lock:
+            cancelled, handles = set(self._cancelled), list(self._handles.values())
+        for handle in handles:
+            if handle.request_id in cancelled:
+                handle.push(Delta(handle.request_id, (), "", "cancelled"), now)
+            elif handle.deadline <= now:
+                handle.push(Delta(handle.request_id, (), "", "timeout"), now)
+
+    def _give_up(self, reason: str) -> None:
+        """Die without the thread: only handles can be ended, the scheduler is the thread's."""
+        _LOG.critical("%s: the engine is given up", reason)
+        with self._lock:
+            self._hangs = True
+            is_closed = self._state is LoopState.CLOSED
+            if not is_closed:
+                self._state, self._death = LoopState.DEAD, f": {reason}"
+        try:
+            if is_closed:
+                self._end_handles("shutdown", "")
+            else:
+                self._end_handles("error", f"the engine died: {reason}")
+        finally:
+            self._over.set()
 
     def _end_handles(self, reason: FinishReason, error: str) -> None:
         """End what the scheduler did not."""

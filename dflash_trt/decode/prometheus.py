@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dflash_trt.decode.telemetry import FinishEvent, StepEvent
+from typing import get_args
+
+from dflash_trt.decode.telemetry import FinishEvent, StepEvent, StepKind
 from dflash_trt.errors import ConfigError
+from dflash_trt.text.stop import FinishReason
 
 # From a step of a small model on a GPU to a long prompt's chunk on a CPU; from a request that is
 # answered at once to one that waited for others.
@@ -43,7 +46,9 @@ class PrometheusTelemetry:
 
         widths = tuple(float(width) for width in range(1, block + 1))
         self._queued = counter("requests_queued", "Requests taken in")
-        self._finished = counter("requests_finished", "Requests that are over", "reason")
+        finished = counter("requests_finished", "Requests that are over", "reason")
+        # Each reason is there from the start, at 0: rate() does not see the event that makes one.
+        self._finished = {reason: finished.labels(reason) for reason in get_args(FinishReason)}
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that are over")
         self._tokens = counter("generated_tokens", "Tokens delivered")
         self._failed_steps = counter("failed_steps", "Steps that raised")
@@ -53,8 +58,10 @@ class PrometheusTelemetry:
         self._first_s = histogram("first_token_seconds", "Submission to first token", _WAIT_S)
         self._request_s = histogram("request_seconds", "Submission to end", _WAIT_S)
         self._rate = histogram("request_tokens_per_second", "After the first token", _RATES)
-        self._step_s = histogram("step_seconds", "Time in the session", _STEP_S, "kind")
-        self._step_slots = histogram("step_slots", "Rows that were not idle", _SLOTS, "kind")
+        step_s = histogram("step_seconds", "Time in the session", _STEP_S, "kind")
+        step_slots = histogram("step_slots", "Rows that were not idle", _SLOTS, "kind")
+        self._step_s = {kind: step_s.labels(kind) for kind in get_args(StepKind)}
+        self._step_slots = {kind: step_slots.labels(kind) for kind in get_args(StepKind)}
         self._width = histogram("verify_width", "Tokens of the longest row of a block", widths)
         self._length = histogram("acceptance_length", "Tokens delivered by a row's block", widths)
         offered = counter("drafts_verified", "Steps of a row that verified this draft", "position")
@@ -82,8 +89,8 @@ class PrometheusTelemetry:
 
     def on_step(self, event: StepEvent) -> None:
         """See `Telemetry`."""
-        self._step_s.labels(event.kind).observe(event.seconds)
-        self._step_slots.labels(event.kind).observe(event.num_slots)
+        self._step_s[event.kind].observe(event.seconds)
+        self._step_slots[event.kind].observe(event.num_slots)
         if event.kind == "prefill":
             return
         self._width.observe(event.width)
@@ -111,7 +118,7 @@ class PrometheusTelemetry:
 
     def on_finished(self, event: FinishEvent) -> None:
         """See `Telemetry`."""
-        self._finished.labels(event.reason).inc()
+        self._finished[event.reason].inc()
         self._prompt_tokens.inc(event.num_prompt_tokens)
         self._request_s.observe(event.seconds)
         if event.decode_s and event.num_tokens > 1:

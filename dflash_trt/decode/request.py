@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from dflash_trt.decode.logprobs import TokenLogprob
 from dflash_trt.errors import RequestError
 from dflash_trt.text.stop import FinishReason
+from dflash_trt.text.unicode import check_unicode
 
 MAX_SEED = 2**62 - 1
 MAX_LOGPROBS = 20
@@ -54,6 +55,8 @@ class SamplingParams:
             )
         _whole("logprobs", 0 if self.logprobs is None else self.logprobs, 0, MAX_LOGPROBS)
         _check_lists(self.logit_bias, self.bad_words)
+        for text in (text for text in self.stop if isinstance(text, str)):
+            check_unicode("a stop string", text)
         if self.top_p == 0.0:
             raise RequestError("top_p is 0, allowed are values above 0 up to 1")
         if 0.0 < self.temperature < 1e-3:
@@ -164,3 +167,4 @@ def _check_lists(logit_bias: Mapping[int, float], bad_words: Sequence[str]) -> N
     for word in bad_words:
         if not isinstance(word, str) or not word.strip():
             raise RequestError(f"bad word {word!r} is not text")
+        check_unicode("a bad word", word)

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_trt.decode.request import DecodeStats
+from dflash_trt.errors import ConfigError
+
+AUTO = "auto"
+
+
+def parse_width(text: str) -> int | None:
+    """The number in a choice of the verify width; None for auto. Raises `ConfigError`."""
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"width is {text!r}, allowed are {AUTO} and whole numbers from 1")
+    return int(text)
 
 
 class WidthPolicy(Protocol):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 class Front:
@@ -27,6 +29,10 @@ class Front:
         """Start a coroutine there, from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine that nobody waits for: the log hears of what it raises."""
+        self.start(work).add_done_callback(_log_failure)
+
     def close(self) -> None:
         """Cancel what still runs there, and end the thread."""
 
@@ -41,3 +47,8 @@ class Front:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+def _log_failure(done: concurrent.futures.Future[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        _LOG.error("work of the front ended in a bug of ours", exc_info=done.exception())

@@ -57,9 +57,10 @@ class EngineHost:
             max_waiting=options.queue,
             max_prompt_tokens=options.max_prompt_tokens or None,
             max_output_tokens=options.max_output_tokens or None,
+            max_step_s=options.step_seconds,
         )
         self.loop = self._engine.start(self._width(), config=config, telemetry=self.telemetry)
-        self.telemetry.watch(lambda: self.is_ready)
+        self.telemetry.watch(lambda: self.loop.is_healthy, lambda: self.is_draining)
         _LOG.info("%s is ready: %d slots, block %d", self.name, limits.max_slots, limits.block)
 
     def _width(self) -> int | WidthPolicy:
@@ -84,17 +85,22 @@ class EngineHost:
         return await asyncio.to_thread(self.submit, request)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it was told to end: what runs may go on, or was cut off."""
+        return self.loop.state in (LoopState.DRAINING, LoopState.CLOSED)
+
+    @property
     def is_closed(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was told to end at once."""
         return self.loop.state is LoopState.CLOSED
 
     def drain(self, timeout: float) -> bool:
         """Take no new requests, let the others end; whether they did."""
         return self.loop.drain(timeout)
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Cancel what runs, and end."""
-        self.loop.close(timeout)
+    def close(self, timeout: float = 10.0) -> bool:
+        """Cut off what runs, and end; False when a step hangs, whose thread lives on."""
+        return self.loop.close(timeout)
 
 
 def _self_test(engine: Engine) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -13,10 +15,11 @@ from pathlib import Path
 
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import ConfigError
+from dflash_trt.serve.addresses import at_triton_http, in_url, to_reach
 from dflash_trt.serve.openai_server import FLAG as OPENAI_FLAG
 from dflash_trt.serve.openai_server import read_keys
 from dflash_trt.serve.options import ServeOptions
-from dflash_trt.serve.ports import check_ports
+from dflash_trt.serve.ports import check_ports, in_figures
 from dflash_trt.serve.repository import write_repository
 from dflash_trt.serve.server import EngineServer
 from dflash_trt.serve.supervisor import EXIT_MARGIN_S, Supervisor, remove_stale_regions
@@ -28,6 +31,10 @@ from dflash_trt.serve.tritonserver import (
 )
 
 _LOG = logging.getLogger(__name__)
+
+# What Triton offers beside inference to whoever reaches its ports: other processes' memory, loading
+# and unloading models, writing files. Nothing of it is used here.
+CLOSED_APIS = ("shared-memory", "model-repository", "logging", "trace")
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,10 @@ def serve_alone(options: ServeOptions, on_ready: Callable[[Endpoints], None]) ->
     while server.host.loop.is_healthy and not stop.wait(0.2):
         pass
     was_healthy = server.host.loop.is_healthy
-    server.close()
+    if not server.close():
+        _LOG.critical("a step hangs: the process ends without it")
+        logging.shutdown()
+        os._exit(1)  # Python's own end, or the GPU's libraries in it, might wait for that thread
     return 0 if was_healthy and not hurry.is_set() else 1
 
 
@@ -89,11 +99,12 @@ def serve_with_triton(
     """Serve with a tritonserver until SIGTERM or SIGINT; the exit code.
 
     Raises `ConfigError` for what can be seen before Triton starts: no tritonserver, a port that is
-    taken; `EngineDirError` for the engine.
+    taken, a `repository` that is not ours to replace; `EngineDirError` for the engine.
     """
     open_engine(Path(options.engine), check_hashes=False)
     read_keys(options.api_key_file)
     check_ports(options.address, ports.by_flag(options.openai_port))
+    address = in_figures(options.address)
     server = find_tritonserver()
     for name in remove_stale_regions():
         _LOG.info("removed %s, which a killed tritonserver left", name)
@@ -103,16 +114,17 @@ def serve_with_triton(
         local = replace(
             options,
             engine=str(Path(options.engine).resolve()),
+            address=address,
             api_key_file=str(Path(options.api_key_file).resolve()) if options.api_key_file else "",
             socket=str(folder / "engine.socket"),
         )
         environment = write_environment(server, folder / "python") if server.stub else None
         place = repository or folder / "repository"
-        write_repository(place, local, environment, force=repository is None)
+        write_repository(place, local, environment, force=True)  # of an earlier start
         supervisor = Supervisor(
             _command(server, local, ports, place, folder, verbose),
             server.environ(),
-            f"http://{_reachable(local.address)}:{ports.http}/v2/health/ready",
+            f"http://{to_reach(local.address)}:{ports.http}/v2/health/ready",
             Path(local.socket),
             local.drain_seconds,
         )
@@ -132,9 +144,11 @@ def _command(
         "http-port": ports.http,
         "grpc-port": ports.grpc,
         "metrics-port": ports.metrics,
-        "http-address": options.address,
-        "grpc-address": options.address,
-        "metrics-address": options.address,
+        "http-address": at_triton_http(options.address),
+        "grpc-address": in_url(options.address),
+        "metrics-address": at_triton_http(options.address),
+        "http-restricted-api": _lock(),
+        "grpc-restricted-protocol": _lock(),
         "exit-timeout-secs": int(options.drain_seconds) + EXIT_MARGIN_S - 5,
         "log-info": str(verbose).lower(),
     }
@@ -143,13 +157,13 @@ def _command(
     return [str(server.binary), *(f"--{name}={value}" for name, value in flags.items())]
 
 
-def _reachable(address: str) -> str:
-    """An address to ask when listening at `address`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, address)
+def _lock() -> str:
+    """Closed to who does not send a header; its value is a secret that is told to nobody."""
+    return f"{','.join(CLOSED_APIS)}:dflash-trt-key={secrets.token_hex(32)}"
 
 
 def _endpoints(options: ServeOptions, ports: Ports) -> Endpoints:
-    host = _reachable(options.address)
+    host = to_reach(options.address)
     return [
         ("Triton HTTP", f"http://{host}:{ports.http}/v2/models/ensemble/generate_stream"),
         ("Triton gRPC", f"{host}:{ports.grpc}"),
@@ -159,5 +173,5 @@ def _endpoints(options: ServeOptions, ports: Ports) -> Endpoints:
 
 
 def _openai_endpoints(options: ServeOptions) -> Endpoints:
-    base = f"http://{_reachable(options.address)}:{options.openai_port}"
+    base = f"http://{to_reach(options.address)}:{options.openai_port}"
     return [("OpenAI", f"{base}/v1"), ("metrics", f"{base}/metrics")]

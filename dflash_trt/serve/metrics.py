@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 from dflash_trt.decode.prometheus import PrometheusTelemetry
+from dflash_trt.errors import DFlashError, EngineStopped, QueueFull
 
+_LOG = logging.getLogger(__name__)
 HEARTBEAT = "dflash_heartbeat_timestamp_seconds"
+
+# Why a request was not taken in: nothing of it is in the other metrics. `invalid` is what no server
+# with this engine would serve, `overload` are more connections than OpenAI's API holds.
+RefusalReason = Literal["queue_full", "stopping", "invalid", "overload"]
 
 
 class ServeTelemetry(PrometheusTelemetry):
-    """Adds gauges of limits, of health, and a heartbeat that stops when a step hangs."""
+    """Adds limits, health, what was refused, and a heartbeat that stops when a step hangs."""
 
     def __init__(
         self,
@@ -24,30 +32,47 @@ class ServeTelemetry(PrometheusTelemetry):
         super().__init__(block)
         import prometheus_client as prom
 
+        def gauge(name: str, text: str, *labels: str) -> prom.Gauge:
+            return prom.Gauge(f"dflash_{name}", text, labels, registry=self.registry)
+
         self._last_load = time.time()
         self._has_work = False
         for name, value in limits.items():
-            prom.Gauge(f"dflash_{name}", "A limit of this server", registry=self.registry).set(
-                value
-            )
-        labels = prom.Gauge(
-            "dflash_engine_info", "The engine, as labels", list(info), registry=self.registry
+            gauge(name, "A limit of this server").set(value)
+        gauge("engine_info", "The engine, as labels", *info).labels(*info.values()).set(1)
+        gauge("start_time_seconds", "When this engine was started").set(time.time())
+        self._healthy = gauge("healthy", "1 while what runs is answered")
+        self._draining = gauge("draining", "1 from the order to end on")
+        gauge(HEARTBEAT.removeprefix("dflash_"), "When the engine was last idle or ended a step"
+              ).set_function(self.heartbeat)  # fmt: skip
+        refused = prom.Counter(
+            "dflash_requests_refused", "Requests not taken in", ["reason"], registry=self.registry
         )
-        labels.labels(*info.values()).set(1)
-        self._healthy = prom.Gauge(
-            "dflash_healthy", "1 while requests are answered", registry=self.registry
-        )
-        beat = prom.Gauge(HEARTBEAT, "When the engine was last idle or ended a step",
-                          registry=self.registry)  # fmt: skip
-        beat.set_function(self.heartbeat)
+        self._refused = {reason: refused.labels(reason) for reason in get_args(RefusalReason)}
 
-    def watch(self, is_healthy: Callable[[], bool]) -> None:
-        """Ask this for the health from now on."""
+    def watch(self, is_healthy: Callable[[], bool], is_draining: Callable[[], bool]) -> None:
+        """Ask these from now on."""
         self._healthy.set_function(lambda: float(is_healthy()))
+        self._draining.set_function(lambda: float(is_draining()))
 
     def heartbeat(self) -> float:
         """Unix time at which the engine was last seen to be idle or to end a step."""
         return self._last_load if self._has_work else time.time()
+
+    def on_refused(self, reason: RefusalReason) -> None:
+        """A request was not taken in. Any thread may call this."""
+        self._refused[reason].inc()
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Around the way of a request to the engine: what it raises there, it was refused for."""
+        try:
+            yield
+        except DFlashError as error:
+            is_stopping = isinstance(error, EngineStopped)
+            is_full = isinstance(error, QueueFull)
+            self.on_refused("stopping" if is_stopping else "queue_full" if is_full else "invalid")
+            raise
 
     def on_queued(self) -> None:
         """See `Telemetry`."""
@@ -75,14 +100,25 @@ class MetricsMirror:
         self._family = family
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, float]] = {}
+        self._failing: set[str] = set()  # of which the log has heard
 
     def publish(self) -> None:
-        """Bring Triton's metrics to the registry's values."""
+        """Bring Triton's metrics to the registry's values; one that fails does not stop others."""
         for family in self._registry.collect():
-            is_gauge = family.type == "gauge"
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    self._copy(sample, family.documentation, is_gauge)
+            try:
+                self._copy_family(family)
+            except Exception:
+                if family.name not in self._failing:  # once: this is asked every second
+                    _LOG.exception("Triton does not take the metric %s", family.name)
+                self._failing.add(family.name)
+            else:
+                self._failing.discard(family.name)
+
+    def _copy_family(self, family: Any) -> None:
+        is_gauge = family.type == "gauge"
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                self._copy(sample, family.documentation, is_gauge)
 
     def _copy(self, sample: Any, description: str, is_gauge: bool) -> None:
         key = (sample.name, tuple(sorted(sample.labels.items())))

@@ -11,6 +11,7 @@ from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.logprobs import TokenLogprob
 from dflash_trt.decode.request import Delta
 from dflash_trt.text import Tokenizer
+from dflash_trt.text.stop import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,6 +28,11 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def _reason(reason: FinishReason) -> str:
+    """A reason of OpenAI's: clients read no other. What was cut by its deadline was too long."""
+    return "length" if reason == "timeout" else reason
 
 
 class ChatAnswer:
@@ -51,7 +57,7 @@ class ChatAnswer:
             "index": 0,
             **self._text(made.text),
             "logprobs": self._logprobs(made.logprobs),
-            "finish_reason": made.finish_reason,
+            "finish_reason": _reason(made.finish_reason),
         }
         numbers = usage(made.prompt_tokens, len(made.token_ids))
         return {**self._head, "choices": [choice], "usage": numbers}
@@ -63,7 +69,7 @@ class ChatAnswer:
         if delta.text or logprobs is not None:
             events.append(self._chunk(self._piece(delta.text), logprobs, None))
         if delta.finish_reason is not None:
-            events.append(self._chunk(self._piece(None), None, delta.finish_reason))
+            events.append(self._chunk(self._piece(None), None, _reason(delta.finish_reason)))
         return events
 
     def usage_part(self, prompt_tokens: int, completion_tokens: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,17 +16,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.decode.generation import Generation
 from dflash_trt.decode.handle import Handle
-from dflash_trt.errors import DFlashError, EngineStopped, StepError
-from dflash_trt.serve.desk import CUT_OFF, Refusal
+from dflash_trt.errors import DFlashError
 from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.openai_answer import DONE, ChatAnswer, CompletionAnswer, event
-from dflash_trt.serve.openai_gate import Gate, error_body
+from dflash_trt.serve.openai_errors import (
+    CLIENT_GONE,
+    UnknownModel,
+    error_response,
+    failure_of,
+    on_bug,
+    on_http_error,
+    on_refusal,
+)
+from dflash_trt.serve.openai_gate import Gate
 from dflash_trt.serve.openai_schema import ChatRequest, CompletionRequest
 
 BODY_SECONDS = 60.0  # to send a body; who takes longer is cut off
-CLIENT_GONE = 499  # nginx's number for a client that went away before its answer
-RETRY = {"retry-after": "1"}
-_STATUS = {"UNAVAILABLE": 503, "INTERNAL": 500, "INVALID_ARG": 400}
+
+
+Asked = TypeVar("Asked", ChatRequest, CompletionRequest)
 
 
 class OpenAIApp:
@@ -47,31 +56,42 @@ class OpenAIApp:
         ]
         app = Starlette(
             routes=routes,
-            exception_handlers={HTTPException: _http_error, DFlashError: _error, Exception: _bug},
-        )
-        options = self._host.options
-        return Gate(app, keys, options.max_connections, options.max_body_bytes)
+            exception_handlers={
+                HTTPException: on_http_error, DFlashError: on_refusal, Exception: on_bug,
+            },
+        )  # fmt: skip
+        return Gate(app, keys, self._host.options, self._host.telemetry.on_refused)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        asked = ChatRequest.parse(await _body(request))
+        asked, handle = await self._take_in(request, ChatRequest)
         answer = ChatAnswer(request.scope["request_id"], self._host.name, self._host.tokenizer)
-        return await self._serve(request, asked, answer)
+        return await self._serve(request, asked, handle, answer)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        asked = CompletionRequest.parse(await _body(request))
+        asked, handle = await self._take_in(request, CompletionRequest)
         echo = asked.prompt if asked.echo and isinstance(asked.prompt, str) else ""
         answer = CompletionAnswer(
             request.scope["request_id"], self._host.name, self._host.tokenizer, echo
         )
-        return await self._serve(request, asked, answer)
+        return await self._serve(request, asked, handle, answer)
+
+    async def _take_in(self, request: Request, kind: type[Asked]) -> tuple[Asked, Handle]:
+        """Read a request and queue it. Raises what is wrong with it."""
+        body = await _body(request)
+        with self._host.telemetry.refusals():
+            asked = kind.parse(body)
+            self._check_model(asked.model)
+            return asked, await self._host.submit_async(asked.to_generate())
 
     async def _serve(
-        self, request: Request, asked: ChatRequest | CompletionRequest, answer: ChatAnswer
+        self,
+        request: Request,
+        asked: ChatRequest | CompletionRequest,
+        handle: Handle,
+        answer: ChatAnswer,
     ) -> Response:
-        self._check_model(asked.model)
-        handle = await self._host.submit_async(asked.to_generate())
         if asked.stream:
             options = asked.stream_options
             with_usage = options is not None and options.include_usage
@@ -81,21 +101,17 @@ class OpenAIApp:
         _note(request, made)
         if made is None:
             return Response(status_code=CLIENT_GONE)  # nobody reads it
-        if made.finish_reason == "error":
-            raise StepError(made.error)
-        if made.finish_reason == "cancelled":
-            raise EngineStopped(CUT_OFF)
-        return JSONResponse(answer.whole(made))
+        failure = failure_of(made)
+        return JSONResponse(answer.whole(made)) if failure is None else error_response(*failure)
 
     async def _events(
         self, request: Request, handle: Handle, answer: ChatAnswer, with_usage: bool
     ) -> AsyncIterator[bytes]:
         async for delta in handle:
-            if delta.finish_reason in ("error", "cancelled"):
-                is_cut_off = delta.finish_reason == "cancelled"
-                yield event(
-                    error_body(503, CUT_OFF) if is_cut_off else error_body(500, delta.error)
-                )
+            failure = None if delta.finish_reason is None else failure_of(handle.result())
+            if failure is not None:
+                _note(request, handle.result())
+                yield event(failure[1])
                 return
             parts = answer.parts(delta)
             if parts:
@@ -108,7 +124,7 @@ class OpenAIApp:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._host.name:
-            raise HTTPException(404, f"the model {name[:200]!r} does not exist")
+            raise UnknownModel(f"the model {name[:200]!r} does not exist")
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -195,22 +211,3 @@ def _note(request: Request, made: Generation | None) -> None:
         f", {made.prompt_tokens}+{len(made.token_ids)} tokens, {made.finish_reason}, "
         f"first token {first}, acceptance length {'-' if length is None else f'{length:.2f}'}"
     )
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = "model_not_found" if error.status_code == 404 else None
-    body = error_body(error.status_code, error.detail, code)
-    return JSONResponse(body, error.status_code, headers=error.headers)
-
-
-async def _error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, DFlashError)
-    refusal = Refusal.of(error)
-    status = _STATUS[refusal.code]
-    headers = RETRY if status == 503 else None
-    return JSONResponse(error_body(status, refusal.text), status, headers=headers)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(500, "an error inside the server"), 500)

@@ -8,38 +8,36 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dflash_trt.serve.metrics import RefusalReason
+from dflash_trt.serve.openai_errors import error_body, printable
+from dflash_trt.serve.options import ServeOptions
+
 _LOG = logging.getLogger(__name__)
 _ID = re.compile(r"[\w.:-]{1,128}")
-_ERROR_KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
-    503: "service_unavailable_error",
-}  # fmt: skip
-
-
-def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """An error in the form of OpenAI's API."""
-    kind = _ERROR_KINDS.get(status, "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 class Gate:
     """ASGI middleware; the request's id is in `scope["request_id"]`."""
 
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str], max_connections: int, max_body_bytes: int
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        options: ServeOptions,
+        on_refused: Callable[[RefusalReason], None],
     ) -> None:
-        """`keys` are those allowed under /v1; none: nobody is asked."""
+        """`keys` are those allowed under /v1; none: nobody is asked. `options` has the limits."""
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._max_connections = max_connections
-        self._max_body_bytes = max_body_bytes
+        self._max_connections = options.max_connections
+        self._max_body_bytes = options.max_body_bytes
+        self._on_refused = on_refused
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +71,7 @@ class Gate:
             is_probe = scope["path"].startswith(("/health", "/metrics"))
             _LOG.log(
                 logging.DEBUG if is_probe else logging.INFO,
-                "%s %s %s %d %.0f ms%s", request_id, scope["method"], _printable(scope["path"]),
+                "%s %s %s %d %.0f ms%s", request_id, scope["method"], printable(scope["path"]),
                 status, 1e3 * (time.perf_counter() - started), scope.get("note", ""),
             )  # fmt: skip
 
@@ -81,11 +79,13 @@ class Gate:
         if not path.startswith("/v1"):
             return None
         if self._num_open > self._max_connections:
+            self._on_refused("overload")
             return 503, error_body(503, f"more than {self._max_connections} requests are open")
         if self._keys and not self._has_key(headers.get(b"authorization", b"")):
             return 401, error_body(401, "the API key is missing or wrong", "invalid_api_key")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
+            self._on_refused("invalid")
             return 413, error_body(413, self._too_large())
         return None
 
@@ -106,14 +106,11 @@ class Gate:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
+                self._on_refused("invalid")
                 raise HTTPException(413, self._too_large())
             return message
 
         return receive_on
-
-
-def _printable(path: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in path[:200])
 
 
 async def _send_json(send: Send, status: int, body: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -48,13 +49,14 @@ class _Request(BaseModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
-    # Accepted: they say who asks, not what.
+    # Accepted: they say who asks, and how it is kept and billed, not what.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
     top_k: int = 0
     min_p: float = 0.0
@@ -86,11 +88,13 @@ class _Request(BaseModel):
 
     def _params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return SamplingParams(
+        # A top_p of 0, which OpenAI allows, leaves the likeliest token alone: that is greedy.
+        is_greedy = self.top_p == 0
+        params = SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_k=max(self.top_k, 0) if self.top_k == -1 else self.top_k,  # -1 is off elsewhere
-            top_p=self.top_p,
+            top_p=1.0 if is_greedy else self.top_p,
             min_p=self.min_p,
             seed=None if self.seed is None else self.seed & MAX_SEED,  # may be any 64 bits
             min_tokens=self.min_tokens,
@@ -104,6 +108,7 @@ class _Request(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )
+        return replace(params, temperature=0.0) if is_greedy else params
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
@@ -123,6 +128,12 @@ class ChatRequest(_Request):
     response_format: TextFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
+    # Accepted where they ask for what is done anyhow.
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def to_generate(self) -> GenerateRequest:
@@ -131,6 +142,8 @@ class ChatRequest(_Request):
             raise RequestError("top_logprobs: needs logprobs to be true")
         if self.tools and self.tool_choice != "none":
             raise RequestError("tools: calls are not parsed", hint="set tool_choice to none")
+        if self.functions:
+            raise RequestError("functions: calls are not parsed", hint="leave functions out")
         limits = (self.max_completion_tokens, self.max_tokens)
         most = next((limit for limit in limits if limit is not None), None)
         return GenerateRequest(
@@ -149,6 +162,7 @@ class CompletionRequest(_Request):
     logprobs: int | None = None
     echo: bool = False
     best_of: Literal[1] = 1
+    suffix: Literal[""] | None = None
 
     def to_generate(self) -> GenerateRequest:
         """The request of ours. Raises `RequestError` for a field out of range."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.options import ServeOptions
 from dflash_trt.serve.ports import bind
 
+_LOG = logging.getLogger(__name__)
 BACKLOG = 2048
 FLAG = "--openai-port"
 
@@ -61,10 +63,14 @@ class OpenAIServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Answer from now on. Raises what keeps the server from it."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
+        if self._task.done():
+            return self._task.result()
+        self._task.add_done_callback(_log_failure)
+        return None
 
     async def stop(self) -> None:
         """Close the port and idle connections; wait for the others."""
@@ -85,3 +91,8 @@ def read_keys(file: str) -> list[str]:
     if not keys:
         raise ConfigError(f"{file} has no API key", hint="write one a line")
     return keys
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.error("OpenAI's API has ended", exc_info=task.exception())

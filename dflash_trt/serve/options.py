@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.decode.admission import RunConfig
+from dflash_trt.decode.width import parse_width
 from dflash_trt.errors import ConfigError
+from dflash_trt.runtime.threads import MAX_THREADS
 
 ENV_PREFIX = "DFLASH_TRT_"
 MAX_CONNECTIONS = 1 << 16
@@ -29,6 +32,7 @@ class ServeOptions:
     max_prompt_tokens: int = 0  # of one request; 0: what the engine holds
     max_output_tokens: int = 0  # of one request, and the default of max_tokens; 0: likewise
     request_seconds: float = 0.0  # the longest that a request may take; 0: no limit
+    step_seconds: float = RunConfig.max_step_s  # then the engine is dead; 0: no limit
     drain_seconds: float = 120.0  # how long running requests may go on after SIGTERM
     address: str = "0.0.0.0"
     openai_port: int = 0  # 0: no OpenAI front end
@@ -44,10 +48,11 @@ class ServeOptions:
             )
         for name, low, high in (
             ("queue", 0, 1 << 20),
-            ("threads", 0, 256),
+            ("threads", 0, MAX_THREADS),
             ("max_prompt_tokens", 0, 1 << 30),
             ("max_output_tokens", 0, 1 << 30),
             ("request_seconds", 0, 1e6),
+            ("step_seconds", 0, 1e6),
             ("drain_seconds", 0, 1e6),
             ("openai_port", 0, 65535),
             ("max_connections", 1, MAX_CONNECTIONS),
@@ -55,9 +60,8 @@ class ServeOptions:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"{name} is {value}, allowed are {low:g} to {high:g}")
-        if self.width != "auto" and not self.width.isdecimal():
-            raise ConfigError(f"width is {self.width!r}, allowed are auto and whole numbers from 1")
+                raise ConfigError(f"{name} is {value}, allowed are {low} to {high:.0f}")
+        parse_width(self.width)
 
     @classmethod
     def from_parameters(

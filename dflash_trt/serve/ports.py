@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from dflash_trt.errors import ConfigError
+from dflash_trt.serve.addresses import is_ipv6
 
 
 def check_ports(address: str, ports: Mapping[str, int]) -> None:
@@ -27,9 +28,19 @@ def check_ports(address: str, ports: Mapping[str, int]) -> None:
         bind(address, port, flag).close()
 
 
+def in_figures(address: str) -> str:
+    """An address without names. Triton reads none: it listens at another address, and says nothing.
+
+    Raises `ConfigError` when it is not one to listen at.
+    """
+    with bind(address, 0, "--address") as made:
+        found: str = made.getsockname()[0]
+    return found
+
+
 def bind(address: str, port: int, flag: str) -> socket.socket:
     """A bound socket. Raises `ConfigError`, naming the flag, when address or port cannot be had."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = socket.AF_INET6 if is_ipv6(address) else socket.AF_INET
     # With the protocol named, asyncio switches Nagle's delay off: it costs a stream 40 ms.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +53,8 @@ def bind(address: str, port: int, flag: str) -> socket.socket:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"--address {address!r} is not one to listen at: {reason}",
-                hint="0.0.0.0 is every IPv4 address of this machine, 127.0.0.1 only itself",
+                hint="0.0.0.0 is every IPv4 address of this machine, :: every IPv6 one, "
+                "127.0.0.1 and ::1 only itself",
             ) from error
         raise ConfigError(
             f"{flag} {port}: the port cannot be had at {address}: {error.strerror}",  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash_trt.decode.request import SamplingParams
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import CapacityError, RequestError
 from dflash_trt.text import Tokenizer
 
 
@@ -25,7 +25,11 @@ class GenerateRequest:
     deadline_s: float | None = None
 
     def prompt_ids(self, tokenizer: Tokenizer, max_seq_len: int) -> list[int]:
-        """The prompt's ids; raises `RequestError`, or `TokenizerError` for a template's fault."""
+        """The prompt's ids.
+
+        Raises `RequestError`, `CapacityError` for one that is too long to look at, or
+        `TokenizerError` for a template's fault.
+        """
         forms = (self.text, self.messages, self.token_ids)
         if sum(form is not None for form in forms) != 1:
             raise RequestError("give exactly one of a text, messages and token ids as the prompt")
@@ -58,7 +62,7 @@ def _encode(
     """Ids of a text, which is not even looked at when it cannot fit: that would take long."""
     most = tokenizer.max_token_chars * max_seq_len
     if len(text) > most:
-        raise RequestError(
+        raise CapacityError(
             f"the prompt has {len(text)} characters, the engine holds {max_seq_len} tokens",
             hint="shorten the prompt",
         )

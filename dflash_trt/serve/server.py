@@ -34,7 +34,7 @@ class EngineServer:
             raise
         self._front = Front()
         self._desk = TensorDesk(self.host)
-        self._front.start(self._desk.watch())
+        self._front.spawn(self._desk.watch())
         self._openai = None if door is None else OpenAIServer(self.host, door)
         self._sharing = SharingServer(self.host, self._desk, self._drained) if socket else None
         self._draining: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class EngineServer:
 
     def take(self, arrays: Arrays, client: Client) -> None:
         """Serve a tensor request, from any thread."""
-        self._front.start(self._desk.serve(arrays, client))
+        self._front.spawn(self._desk.serve(arrays, client))
 
     async def _drained(self) -> None:
         """Take no new requests; end those that run when the options' time is over."""
@@ -70,8 +70,8 @@ class EngineServer:
         _LOG.warning("a second signal: %d requests are cut off", self.host.loop.num_requests)
         threading.Thread(target=self.host.close, daemon=True).start()  # it takes locks
 
-    def close(self) -> None:
-        """Drain, then end everything."""
+    def close(self) -> bool:
+        """Drain, then end everything; False when a step hangs, whose thread lives on."""
 
         async def finish() -> None:
             await self._drained()
@@ -82,5 +82,6 @@ class EngineServer:
                 await self._sharing.stop()
 
         self._front.start(finish()).result()
-        self.host.close()
+        has_ended = self.host.close()
         self._front.close()
+        return has_ended

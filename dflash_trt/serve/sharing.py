@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import tempfile
@@ -19,11 +20,12 @@ from typing import Any
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.serve import wire
-from dflash_trt.serve.desk import CANCEL_PERIOD_S, Client, Refusal, TensorDesk
+from dflash_trt.serve.desk import CANCEL_PERIOD_S, Client, Refusal, RollCall, TensorDesk, refuse
 from dflash_trt.serve.from_tensors import Arrays
 from dflash_trt.serve.host import EngineHost
 from dflash_trt.serve.wire import packed
 
+_LOG = logging.getLogger(__name__)
 ALIAS_OF = "alias_of"  # a model parameter: the model that has the engine
 HEALTH_PERIOD_S = 0.5
 
@@ -93,6 +95,8 @@ class SharingServer:
                     self._start(self._desk.serve(arrays, clients[number]))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the other process went away, and with it all that it waited for
+        except Exception:  # after a message that cannot be read, what follows means nothing
+            _LOG.exception("a process of this server is hung up on")
         finally:
             tell.cancel()
             for client in clients.values():
@@ -103,7 +107,12 @@ class SharingServer:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)  # the event loop itself keeps no task alive
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("work for another process failed", exc_info=task.exception())
 
     async def _tell_when_drained(self, writer: asyncio.StreamWriter) -> None:
         await self._drain()
@@ -150,6 +159,7 @@ class SharedEngine:
         self._line: socket.socket | None = None
         self._clients: dict[int, Client] = {}
         self._next = 0
+        self._roll_call = RollCall()
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -165,14 +175,18 @@ class SharedEngine:
         return True
 
     def take(self, arrays: Arrays, client: Client) -> None:
-        """Pass a request on. Raises `OSError` when nobody answers."""
+        """Pass a request on. Raises `OSError` when nobody answers; the client is then the caller's.
+
+        The same after any other exception.
+        """
         with self._lock:
-            line = self._connect()
             number, self._next = self._next, self._next + 1
+            message = packed(REQUEST, number, arrays)
+            line = self._connect()
             self._clients[number] = client
             try:
-                line.sendall(packed(REQUEST, number, arrays))
-            except OSError:
+                line.sendall(message)
+            except BaseException:
                 self._clients.pop(number, None)
                 raise
 
@@ -198,29 +212,51 @@ class SharedEngine:
         return self._line
 
     def _read(self, line: socket.socket) -> None:
-        with line, line.makefile("rb") as stream, contextlib.suppress(OSError):
-            while message := wire.read(stream):
-                kind, *content = message
-                if kind == RESPONSE:
-                    number, arrays, refusal, is_last = content
-                    with self._lock:
-                        client = self._clients.get(number)
-                        if is_last:
-                            self._clients.pop(number, None)
-                    if client is not None:
-                        client.send(arrays, refusal, is_last=is_last)
+        """Hand responses over until the other end hangs up; then the next request connects anew."""
+        try:
+            with line, line.makefile("rb") as stream:
+                while message := wire.read(stream):
+                    kind, *content = message
+                    if kind == RESPONSE:
+                        self._hand_over(*content)
+        except OSError:
+            pass  # an end like any other
+        except Exception:  # after a message that cannot be read, what follows means nothing
+            _LOG.exception("the engine's process is hung up on")
+        finally:
+            with self._lock:
+                self._line = None
+                lost, self._clients = self._clients, {}
+            for client in lost.values():
+                refuse(client, Refusal("UNAVAILABLE", "the engine's process ended"))
+
+    def _hand_over(
+        self, number: int, arrays: Arrays, refusal: Refusal | None, is_last: bool
+    ) -> None:
         with self._lock:
-            self._line = None
-            lost, self._clients = self._clients, {}
-        for client in lost.values():
-            client.send({}, Refusal("UNAVAILABLE", "the engine's process ended"), is_last=True)
+            client = self._clients.get(number)
+            if is_last:
+                self._clients.pop(number, None)
+        if client is None:
+            return
+        try:
+            client.send(arrays, refusal, is_last=is_last)
+        except Exception:
+            _LOG.exception("a response cannot be handed over: its request ends")
+            with self._lock:
+                self._clients.pop(number, None)
+            self._cancel(number)
+            refuse(client, Refusal("INTERNAL", "a response could not be handed over"))
+
+    def _cancel(self, number: int) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._line is not None:
+                self._line.sendall(packed(CANCEL, number))
 
     def _watch(self) -> None:
         while not self._closed.wait(CANCEL_PERIOD_S):
             with self._lock:
                 waiting = list(self._clients.items())
             for number, client in waiting:
-                if client.is_gone():
-                    with self._lock, contextlib.suppress(OSError):
-                        if self._line is not None:
-                            self._line.sendall(packed(CANCEL, number))
+                if self._roll_call.is_gone(client):
+                    self._cancel(number)

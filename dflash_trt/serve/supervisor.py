@@ -172,17 +172,23 @@ class Supervisor:
         threading.Thread(target=self._listen, args=(line,), daemon=True).start()
 
     def _listen(self, line: socket.socket) -> None:
-        with contextlib.suppress(OSError), line.makefile("rb") as stream:
-            while message := wire.read(stream):
-                kind, *content = message
-                if kind == DRAINED:
-                    time.sleep(LAST_BYTES_S)
-                    self._end_triton()
-                elif kind == DEAD:
-                    _LOG.error("%s", content[0])
-                    break
-        self._lost.set()
-        self._end_triton()
+        try:
+            with line.makefile("rb") as stream:
+                while message := wire.read(stream):
+                    kind, *content = message
+                    if kind == DRAINED:
+                        time.sleep(LAST_BYTES_S)
+                        self._end_triton()
+                    elif kind == DEAD:
+                        _LOG.error("%s", content[0])
+                        break
+        except OSError:
+            pass  # an end like any other
+        except Exception:  # nobody is left to hear of the engine's end, so this is one
+            _LOG.exception("what the engine's process says cannot be read")
+        finally:
+            self._lost.set()
+            self._end_triton()
 
 
 @contextlib.contextmanager

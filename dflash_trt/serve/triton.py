@@ -11,18 +11,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dflash_trt.serve.desk import Refusal
+from dflash_trt.serve.desk import Client, Refusal, refuse
 from dflash_trt.serve.from_tensors import Arrays
 from dflash_trt.serve.metrics import MetricsMirror
 from dflash_trt.serve.options import ServeOptions
 from dflash_trt.serve.server import EngineServer
 from dflash_trt.serve.sharing import ALIAS_OF, SharedEngine, default_socket
 
+_LOG = logging.getLogger(__name__)
 METRICS_PERIOD_S = 1.0
+LAST_METRICS_S = 3.0  # for Triton to take them: nothing at its end may wait for metrics for ever
 PARENT_PERIOD_S = 0.5
 
 
@@ -107,6 +109,25 @@ def _arrays(request: Any) -> Arrays:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
+def _pass_on(
+    pb_utils: Any, requests: Sequence[Any], take: Callable[[Arrays, Client], None]
+) -> None:
+    """Hand each request of Triton to `take`. One that fails is refused, and no other with it."""
+    for request in requests:
+        client = SenderClient(pb_utils, request.get_response_sender())
+        try:
+            arrays = _arrays(request)
+        except Exception as error:  # whatever Triton's tensors raise
+            refuse(client, Refusal("INVALID_ARG", f"inputs: {error}"))
+            continue
+        try:
+            take(arrays, client)
+        except OSError as error:
+            refuse(client, Refusal("UNAVAILABLE", f"the engine's process does not answer: {error}"))
+        except Exception as error:
+            refuse(client, Refusal.of(error))
+
+
 class EngineModel:
     """The model that owns the engine."""
 
@@ -125,25 +146,26 @@ class EngineModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """See `TritonModel`."""
-        for request in requests:
-            client = SenderClient(self._pb, request.get_response_sender())
-            try:
-                arrays = _arrays(request)
-            except Exception as error:  # one bad request is no reason to fail the others
-                client.send({}, Refusal("INVALID_ARG", f"inputs: {error}"), is_last=True)
-            else:
-                self._server.take(arrays, client)
+        _pass_on(self._pb, requests, self._server.take)
 
     def close(self) -> None:
         """See `TritonModel`."""
         self._server.close()
-        self._closing.set()
-        self._publisher.join()
+        self._closing.set()  # where a step hangs, the loop has no end
+        self._publisher.join(LAST_METRICS_S)
 
     def _publish(self) -> None:
-        """The only thread that touches Triton's metrics."""
-        while not self._closing.wait(METRICS_PERIOD_S):
-            self._mirror.publish()
+        """The only thread that touches Triton's metrics: while the engine runs, and at its end."""
+        is_over = is_failing = False
+        while not is_over:
+            is_over = self._server.host.loop.wait_end(METRICS_PERIOD_S) or self._closing.is_set()
+            try:
+                self._mirror.publish()
+                is_failing = False
+            except Exception:
+                if not is_failing:  # once: the next try comes in a second
+                    _LOG.exception("Triton's metrics cannot be brought up to date")
+                is_failing = True
 
 
 class AliasModel:
@@ -160,13 +182,7 @@ class AliasModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """See `TritonModel`."""
-        for request in requests:
-            client = SenderClient(self._pb, request.get_response_sender())
-            try:
-                self._engine.take(_arrays(request), client)
-            except OSError as error:
-                text = f"the engine's process does not answer: {error}"
-                client.send({}, Refusal("UNAVAILABLE", text), is_last=True)
+        _pass_on(self._pb, requests, self._engine.take)
 
     def close(self) -> None:
         """See `TritonModel`."""

@@ -22,8 +22,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 
 # Why an output ended. The first two are decided here, the others from outside: by the client, its
-# deadline, or a step that failed.
-FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+# deadline, an engine that is closed, or a step that failed.
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "shutdown", "error"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from toy import VOCAB, Client, ToySession, limits, scheduler
 
 from dflash_trt.decode.admission import RunConfig
 from dflash_trt.decode.request import SamplingParams
-from dflash_trt.errors import CapacityError, ConfigError, QueueFull, RequestError
+from dflash_trt.errors import CapacityError, ConfigError, DFlashError, QueueFull, RequestError
 
 
 def test_the_queue_is_bounded_and_says_so_at_once() -> None:
@@ -28,18 +28,23 @@ def test_the_queue_is_bounded_and_says_so_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "prompt", "max_tokens", "allowed"),
+    ("config", "prompt", "max_tokens", "kind", "allowed"),
     [
-        ({"max_prompt_tokens": 4}, [1] * 5, 1, "4"),
-        ({"max_output_tokens": 7}, [1], 8, "1 to 7"),
-        ({}, [1] * 90, 7, "at most 6"),
+        ({"max_prompt_tokens": 4}, [1] * 5, 1, CapacityError, "4"),
+        # No shorter prompt would help here.
+        ({"max_output_tokens": 7}, [1], 8, RequestError, "1 to 7"),
+        ({}, [1] * 90, 7, CapacityError, "at most 6"),
     ],
 )
 def test_limits_of_one_request(
-    config: dict[str, int], prompt: list[int], max_tokens: int, allowed: str
+    config: dict[str, int],
+    prompt: list[int],
+    max_tokens: int,
+    kind: type[DFlashError],
+    allowed: str,
 ) -> None:
     running = scheduler(ToySession(limits()), config=RunConfig(**config))
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(kind) as caught:
         running.submit(prompt, SamplingParams(max_tokens=max_tokens))
     assert allowed in caught.value.message + caught.value.hint
     assert not running.has_work
@@ -68,7 +73,8 @@ def test_a_bad_deadline_is_refused(deadline: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"max_waiting": -1}, {"max_prompt_tokens": 0},
-                                 {"max_output_tokens": 0}, {"max_failed_steps": 0}])  # fmt: skip
-def test_a_bad_run_config_is_refused(bad: dict[str, int]) -> None:
+                                 {"max_output_tokens": 0}, {"max_failed_steps": 0},
+                                 {"max_step_s": -1.0}, {"max_step_s": float("nan")}])  # fmt: skip
+def test_a_bad_run_config_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         RunConfig(**bad)

@@ -72,6 +72,14 @@ def test_counters_equal_the_counts_of_what_was_delivered() -> None:
     assert found["dflash_queue_depth"] == found["dflash_slots_in_use"] == 0
 
 
+def test_every_reason_is_there_before_its_first_event() -> None:
+    found = samples(PrometheusTelemetry(block=4))
+    for reason in ("stop", "length", "cancelled", "timeout", "shutdown", "error"):
+        assert found[f"dflash_requests_finished_total{{{reason}}}"] == 0
+    for kind in ("prefill", "decode"):
+        assert found[f"dflash_step_seconds_count{{{kind}}}"] == 0
+
+
 def test_load_is_told_while_it_lasts() -> None:
     telemetry = PrometheusTelemetry(block=4)
     running = scheduler(ToySession(limits(max_slots=2)), telemetry=telemetry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -9,9 +10,10 @@ import pytest
 
 from dflash_trt.errors import ConfigError, EngineDirError
 from dflash_trt.serve import server
+from dflash_trt.serve.addresses import at_triton_http, in_url, to_reach
 from dflash_trt.serve.launch import Ports, serve_with_triton
 from dflash_trt.serve.options import ServeOptions
-from dflash_trt.serve.ports import bind, check_ports
+from dflash_trt.serve.ports import bind, check_ports, in_figures
 
 FLAGS = ("--http-port", "--grpc-port", "--metrics-port", "--openai-port")
 
@@ -65,6 +67,32 @@ def test_addresses_that_are_none_of_ours(address: str) -> None:
         bind(address, 0, "--http-port")
     assert "\n" not in caught.value.message
     assert "127.0.0.1" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("address", "http", "grpc", "reached"),
+    [
+        ("0.0.0.0", "0.0.0.0", "0.0.0.0", "127.0.0.1"),
+        ("10.1.2.3", "10.1.2.3", "10.1.2.3", "10.1.2.3"),
+        ("::", "ipv6:::", "[::]", "[::1]"),
+        ("::1", "ipv6:::1", "[::1]", "[::1]"),
+        ("fd00::5", "ipv6:fd00::5", "[fd00::5]", "[fd00::5]"),
+    ],
+)
+def test_each_who_listens_has_its_own_spelling(
+    address: str, http: str, grpc: str, reached: str
+) -> None:
+    assert (at_triton_http(address), in_url(address), to_reach(address)) == (http, grpc, reached)
+
+
+def test_names_become_figures() -> None:
+    assert in_figures("localhost") == "127.0.0.1"
+    assert in_figures("0.0.0.0") == "0.0.0.0"
+    if socket.has_ipv6:
+        with contextlib.suppress(ConfigError):  # a machine without the address
+            assert in_figures("0:0::1%lo") == "::1"
+    with pytest.raises(ConfigError, match="--address 'nowhere' is not one to listen at"):
+        in_figures("nowhere")
 
 
 def test_nothing_is_loaded_before_the_port_is_had(
