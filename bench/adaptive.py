@@ -22,11 +22,9 @@ from dflash_trt.decode.adaptive import AdaptiveWidth
 from dflash_trt.decode.costs import StepCosts
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import DecodeStats, SamplingParams
-from dflash_trt.decode.width import FixedWidth, WidthPolicy
+from dflash_trt.decode.width import AUTO, FixedWidth, WidthPolicy
 from dflash_trt.lossless.prompts import bundled_prompts
 from dflash_trt.runtime.threads import cpu_allowance
-
-AUTO = "auto"
 
 
 class Watched:

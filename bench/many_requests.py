@@ -21,10 +21,8 @@ from dflash_trt.decode.adaptive import AdaptiveWidth
 from dflash_trt.decode.costs import StepCosts
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
-from dflash_trt.decode.width import WidthPolicy
+from dflash_trt.decode.width import AUTO, WidthPolicy
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved
-
-AUTO = "auto"
 
 
 def main() -> None:
@@ -89,7 +87,8 @@ def _round(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", type=script.engine_folder, required=True)
-    parser.add_argument("--widths", nargs="+", default=["1", AUTO], help="fixed ones, or auto")
+    parser.add_argument("--widths", type=script.width, nargs="+", default=["1", AUTO],
+                        help="fixed ones, or auto")  # fmt: skip
     parser.add_argument("--requests", type=script.count, default=8)
     parser.add_argument("--rounds", type=script.count, default=3)
     parser.add_argument("--tokens", type=script.count, default=64)

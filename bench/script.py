@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """End the process with what `main` returns; a fault is one line, its hint, and code 2."""
+    """End the process with what `main` returns; a fault is one line, its hint, and a code."""
     from dflash_trt.errors import DFlashError, GraphError
 
     try:
@@ -19,9 +19,12 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     except GraphError:
         raise  # a bug of ours: show where
     except DFlashError as error:
-        fail(error.message, error.hint)
+        fail(error.message, error.hint, error.EXIT_CODE)
     except ModuleNotFoundError as error:
         fail(f"the package {error.name} is not installed", "bench/README.md says what is needed")
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         fail(f"{name}{error.strerror or error}")
@@ -30,10 +33,10 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(130)
 
 
-def fail(message: str, hint: str = "") -> NoReturn:
+def fail(message: str, hint: str = "", code: int = 2) -> NoReturn:
     """Say what is wrong, as `dflash-trt` does, and end."""
     print(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def engine_folder(text: str) -> Path:
@@ -59,6 +62,18 @@ def output_file(text: str) -> Path:
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK) or os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
     return path
+
+
+def width(text: str) -> str:
+    """The type of an argument that is a verify width, or auto."""
+    from dflash_trt.decode.width import parse_width
+    from dflash_trt.errors import ConfigError
+
+    try:
+        parse_width(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+    return text
 
 
 def count(text: str) -> int:

@@ -265,7 +265,7 @@ def writing_engine(
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            swap.clean_up(path, _is_engine)
+            swap.clean_up(path, _is_engine, _is_unfinished)
             _refuse_existing(path, force)
             temporary = stack.enter_context(swap.building(path))
         except OSError as error:
@@ -286,13 +286,13 @@ def writing_engine(
 def _refuse_existing(path: Path, force: bool) -> None:
     if not path.exists() or _is_unfinished(path):
         return
-    if not force:
-        raise BuildError(f"{path} exists", hint="pass --force to replace it, or another --output")
-    if not _is_engine(path) and not (path.is_dir() and not any(path.iterdir())):
+    if not swap.may_replace(path, _is_engine):
         raise BuildError(
-            f"{path} exists and is not an engine: --force does not replace it",
+            f"{path} exists and is not an engine: it is not replaced",
             hint="choose another --output",
         )
+    if not force:
+        raise BuildError(f"{path} exists", hint="pass --force to replace it, or another --output")
 
 
 def _is_engine(path: Path) -> bool:

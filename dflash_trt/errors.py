@@ -35,6 +35,7 @@ class DFlashError(Exception):
     """
 
     HINT: ClassVar[str] = ""  # what helps against most errors of a class
+    EXIT_CODE: ClassVar[int] = 2  # of a program that ends with it; 1 where nobody asked wrongly
 
     def __init__(self, message: str, hint: str = "", *, choice: str = "") -> None:
         super().__init__(message)
@@ -81,6 +82,7 @@ class GraphError(DFlashError):
     """A net broke a rule of the op surface. Always a bug of ours, never of the user's files."""
 
     HINT = "this is a bug of dflash-trt: please report it"
+    EXIT_CODE = 1
 
 
 class BuildError(DFlashError):
@@ -91,6 +93,7 @@ class NoLowering(BuildError):
     """A backend has neither a lowering nor a decomposition for an op."""
 
     HINT = "this is a bug of dflash-trt: please report it"
+    EXIT_CODE = 1
 
 
 class PluginError(DFlashError):
@@ -114,6 +117,8 @@ class QueueFull(CapacityError):
 class GpuError(DFlashError):
     """CUDA or TensorRT refused a call at run time, or there is no GPU."""
 
+    EXIT_CODE = 1
+
 
 class GpuMemoryError(GpuError):
     """What has to be in the GPU's memory at once does not fit."""
@@ -123,12 +128,14 @@ class StepError(DFlashError):
     """The session failed in a step that this request took part in."""
 
     HINT = "send the request again; if it fails again, start the engine anew"
+    EXIT_CODE = 1
 
 
 class EngineStopped(DFlashError):
     """The engine takes no more requests: it drains, was closed, or died."""
 
     HINT = "start the engine again, or send the request to another one"
+    EXIT_CODE = 1
 
 
 class MissingPackage(DFlashError):

@@ -28,6 +28,17 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
 
 
+def may_replace(path: Path, is_ours: Callable[[Path], bool]) -> bool:
+    """Whether what stands at `path` may be replaced at all: an empty folder, or one of ours."""
+    return is_ours(path) or (path.is_dir() and not any(path.iterdir()))
+
+
+def try_to_write(file: Path) -> None:
+    """Raise the `OSError` that `write_file` would, as far as the place alone can tell."""
+    with tempfile.NamedTemporaryFile(prefix=f".{file.name}.", dir=file.parent):
+        pass
+
+
 def write_file(file: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file in place of what is there, in one step. Raises `OSError`, and leaves nothing."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
@@ -75,10 +86,15 @@ def set_aside(path: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def clean_up(path: Path, is_whole: Callable[[Path], bool]) -> None:
+def clean_up(
+    path: Path,
+    is_whole: Callable[[Path], bool],
+    is_unfinished: Callable[[Path], bool] = lambda path: False,
+) -> None:
     """Undo what killed processes left beside `path`.
 
-    What they set aside comes back, unless what stands at `path` is whole.
+    What they set aside comes back, unless what stands at `path` is whole, or is not of ours: only
+    what is unfinished makes room for it.
     """
     for folder in _beside(path, "building"):
         with contextlib.suppress(OSError):
@@ -87,7 +103,7 @@ def clean_up(path: Path, is_whole: Callable[[Path], bool]) -> None:
     for aside in _beside(path, "replaced"):
         with contextlib.suppress(OSError):
             if (aside / path.name).exists() or _is_stale(aside):
-                _if_free(aside, lambda aside: _bring_back(aside, path, is_whole))
+                _if_free(aside, lambda aside: _bring_back(aside, path, is_whole, is_unfinished))
 
 
 def left_aside(path: Path) -> Path | None:
@@ -96,11 +112,17 @@ def left_aside(path: Path) -> Path | None:
     return next((folder for folder in found if folder.exists()), None)
 
 
-def _bring_back(aside: Path, path: Path, is_whole: Callable[[Path], bool]) -> None:
+def _bring_back(
+    aside: Path,
+    path: Path,
+    is_whole: Callable[[Path], bool],
+    is_unfinished: Callable[[Path], bool],
+) -> None:
     if is_whole(path) or not (aside / path.name).exists():
         return
-    if path.exists():
+    if is_unfinished(path):
         shutil.rmtree(path)
+    # Raises where something else stands, unless it is an empty folder; both stay as they are then.
     (aside / path.name).rename(path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from skips import pytest_make_collect_report, pytest_runtest_makereport
 from tiny import (
     EngineMaker,
     PairMaker,
@@ -23,6 +24,8 @@ from tiny import (
     save_pair,
     train_drafter,
 )
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks: pytest finds them
 
 torch.set_num_threads(1)
 

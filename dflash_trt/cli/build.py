@@ -71,6 +71,10 @@ def build(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Build an engine directory from a target and its DFlash drafter."""
+    if not target.strip():
+        raise ConfigError(
+            "--target is empty", hint=f"name a checkpoint or a recipe: {', '.join(recipe_names())}"
+        )
     start = time.perf_counter()
     recipe = find_recipe(target)
     flags = {
@@ -116,10 +120,10 @@ def _plan(
         with recipe.blamed(chosen):
             return plan(
                 recipe.target,
-                drafter or recipe.drafter,
+                recipe.drafter if drafter is None else drafter,
                 {**recipe.choices_for(chosen.get("device")), **chosen},
                 target_base=recipe.base,
-                drafter_base=None if drafter else recipe.base,
+                drafter_base=recipe.base if drafter is None else None,
                 plugin=plugin,
             )
     if drafter is None:

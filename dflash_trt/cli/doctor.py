@@ -16,7 +16,7 @@ from rich.text import Text
 from dflash_trt import __version__
 from dflash_trt.cli.output import JSON_OPTION, print_json
 from dflash_trt.doctor.machine import Found, Machine, examine
-from dflash_trt.doctor.paths import Road, roads
+from dflash_trt.doctor.paths import Road, extra_fix, roads
 
 alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -75,7 +75,7 @@ def _things(machine: Machine) -> Iterator[tuple[str, str, str]]:
     for name, library in (machine.libraries | machine.tools).items():
         yield name, library.state, _details(library)
     for extra, absent in machine.extras.items():
-        wanted = f"needs {', '.join(absent)}: pip install 'dflash-trt[{extra}]'" if absent else ""
+        wanted = f"needs {', '.join(absent)}: {extra_fix(extra)}" if absent else ""
         yield f"extra {extra}", "missing" if absent else "ok", wanted
 
 

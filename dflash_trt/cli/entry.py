@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line."""
+    _fill_closed_streams()
     try:
         if sys.argv[1:2] == ["doctor"]:
             from dflash_trt.cli.doctor import alone as app
@@ -26,3 +28,17 @@ def main() -> None:
         print("\nhint: dflash-trt doctor says what is missing or broken", file=sys.stderr)
         sys.exit(2)
     run(app)
+
+
+def _fill_closed_streams() -> None:
+    """Let a standard stream that is closed (`>&-`) be /dev/null.
+
+    Python has None in its place. And its number is free: the next file that is opened would get it,
+    and be written to by whatever prints.
+    """
+    if sys.stdin is None:  # stays None: who wants to read from it says that it is closed
+        os.open(os.devnull, os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

@@ -10,8 +10,9 @@ import typer
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json
 from dflash_trt.decode.engine import Engine, Generation
 from dflash_trt.decode.request import Delta, SamplingParams
-from dflash_trt.decode.width import WidthPolicy
+from dflash_trt.decode.width import AUTO, WidthPolicy, parse_width
 from dflash_trt.errors import ConfigError, RequestError
+from dflash_trt.text.unicode import check_unicode
 
 _DEFAULTS = SamplingParams()
 
@@ -20,7 +21,7 @@ WIDTH_OPTION = typer.Option(
     None, help="Tokens that a step verifies, 1 to the block. Default: the block."
 )
 AUTO_WIDTH_OPTION = typer.Option(
-    "auto", help="Tokens that a step verifies: 1 to the block, or auto, which measures."
+    AUTO, help="Tokens that a step verifies: 1 to the block, or auto, which measures."
 )
 MAX_STDIN_BYTES = 4 << 20  # an engine holds at most 2^20 tokens
 AUTO_BUDGET_S = 0.5  # to measure steps of one slot, before a text that may be short
@@ -71,12 +72,13 @@ def generate(
         frequency_penalty=frequency_penalty, bad_words=tuple(bad_word), min_tokens=min_tokens,
         logprobs=logprobs, seed=seed, stop=tuple(stop), ignore_eos=ignore_eos,
     )  # fmt: skip
-    if width != "auto" and not width.isdecimal():
-        raise ConfigError(f"width is {width!r}, allowed are auto and whole numbers from 1")
-    if no_draft and width not in ("auto", "1"):
+    num_tokens = parse_width(width)
+    if no_draft and num_tokens not in (None, 1):
         raise ConfigError(
             f"--no-draft and --width {width} contradict each other", hint="leave one of them out"
         )
+    if logprobs is not None and not as_json:
+        raise ConfigError("--logprobs is for --json, which is not given", hint="add --json")
     text = _read_stdin() if prompt == "-" else prompt
     loaded = Engine.load(engine, threads)
     ids = encode_prompt(loaded, text, system=system, raw=raw)
@@ -84,11 +86,9 @@ def generate(
     def show(delta: Delta) -> None:
         typer.echo(delta.text, nl=False)
 
-    if no_draft:
-        chosen: int | WidthPolicy = 1
-    else:
-        is_auto = width == "auto"
-        chosen = loaded.auto_width(1, AUTO_BUDGET_S) if is_auto else int(width)
+    chosen: int | WidthPolicy | None = 1 if no_draft else num_tokens
+    if chosen is None:
+        chosen = loaded.auto_width(1, AUTO_BUDGET_S)
     result = loaded.generate(ids, params, width=chosen, on_delta=None if as_json else show)
     if as_json:
         print_json(result.to_json())
@@ -116,7 +116,12 @@ def _read_stdin() -> str:
 
 
 def encode_prompt(engine: Engine, text: str, *, system: str | None, raw: bool) -> list[int]:
-    """Ids of a prompt: through the chat template where there is one, unless `raw`."""
+    """Ids of a prompt: through the chat template where there is one, unless `raw`.
+
+    Raises `RequestError` for text that is empty or not valid Unicode, or what the template refuses.
+    """
+    check_unicode("the prompt", text)
+    check_unicode("--system", system or "")
     if not text.strip():
         raise RequestError("the prompt is empty", hint="give it some text")
     if raw or not engine.tokenizer.has_chat_template:
@@ -141,4 +146,6 @@ def _print_summary(result: Generation) -> None:
         parts.append(f"{figures['decode_tokens_per_s']:.1f} tokens/s")
     if figures["acceptance_length"] is not None:
         parts.append(f"acceptance length {figures['acceptance_length']:.2f}")
+    if figures["seed"] is not None:
+        parts.append(f"seed {figures['seed']}")
     messages.print(" · ".join(parts), soft_wrap=True)

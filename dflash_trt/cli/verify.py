@@ -12,8 +12,8 @@ from dflash_trt.cli.output import JSON_OPTION, print_json, progress_bar
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import EngineDir, open_engine
-from dflash_trt.errors import ConfigError
-from dflash_trt.lossless.certificate import STORED_AS, Certificate, certify
+from dflash_trt.errors import CapacityError, ConfigError, RequestError
+from dflash_trt.lossless.certificate import STORED_AS, Certificate, certify, check_place
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved, read_prompts
 from dflash_trt.lossless.verify import Report
 from dflash_trt.lossless.verify import verify as run_verify
@@ -46,23 +46,24 @@ def verify(
     if num_prompts is not None and num_prompts < 1:
         raise ConfigError(f"num_prompts is {num_prompts}, at least 1 is needed")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    texts = read_prompts(prompts) if prompts else interleaved(bundled_prompts())
+    texts = _texts(prompts)
     if num_prompts is not None and num_prompts > len(texts):
         raise ConfigError(f"num_prompts is {num_prompts}, there are {len(texts)} prompts")
-    texts = texts[:num_prompts]
+    if certificate is not None:
+        check_place(certificate)
     opened = open_engine(engine)
     loaded = Engine.from_dir(opened, threads)
-    ids = [encode_prompt(loaded, text, system=None, raw=False) for text in texts]
+    ids = _encoded(loaded, texts[:num_prompts], params)
     chosen = loaded.session.limits.block if width is None else width
     if certificate is not None:
         made = _certify(loaded, opened, ids, params, width=chosen, exact=exact)
-        made.write(certificate)
         if as_json:
             print_json(made.to_json())
         else:
             for name, report in made.runs.items():
                 typer.echo(f"{name}: ", nl=False)
                 _print_report(report)
+        made.write(certificate)
         if not made.lossless:
             raise typer.Exit(1)
         return
@@ -78,6 +79,28 @@ def verify(
         _print_report(report)
     if not report.lossless:
         raise typer.Exit(1)
+
+
+def _texts(file: Path | None) -> list[tuple[str, str]]:
+    """The prompts, each with the place that an error about it names."""
+    if file is not None:
+        return [(f"prompts {file}, line {line}", text) for line, text in read_prompts(file)]
+    bundled = interleaved(bundled_prompts())
+    return [(f"bundled prompt {i}", text) for i, text in enumerate(bundled)]
+
+
+def _encoded(
+    engine: Engine, texts: list[tuple[str, str]], params: SamplingParams
+) -> list[list[int]]:
+    """Ids of the prompts; each is checked before the first is run. Raises as a request does."""
+    door, ids = engine.scheduler(), []
+    for place, text in texts:
+        try:
+            ids.append(encode_prompt(engine, text, system=None, raw=False))
+            door.request(ids[-1], params)
+        except (RequestError, CapacityError) as error:
+            raise type(error)(f"{place}: {error.message}", error.hint) from error
+    return ids
 
 
 def _certify(

@@ -20,7 +20,7 @@ from dflash_trt.doctor.probes import PROBES
 
 TIMEOUT_S = 30.0  # a driver that hangs must not hang us; importing a library takes a second
 DISTRIBUTION = "dflash-trt"
-DEVELOPER_EXTRAS = ("bench", "demo", "lint", "test")
+DEVELOPER_EXTRAS = ("demo", "lint", "test")
 #: Programs that some path needs, and how they tell their version.
 TOOLS = {
     "nvcc": "--version",

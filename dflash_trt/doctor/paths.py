@@ -12,6 +12,7 @@ from dflash_trt.flavor import DEVICE_TABLE, EXTRAS, TENSORRT, Device
 from dflash_trt.kv_plugin import HOW_TO
 
 BASE_FIX = "pip install --force-reinstall dflash-trt"
+APART = {"triton": "into an environment of its own, as it needs NumPy 1"}
 GPU_BINDINGS = "cuda.bindings"
 DRIVER_FIX = "install NVIDIA's driver; in a container, run it with the NVIDIA runtime (--gpus all)"
 
@@ -57,7 +58,7 @@ def _cpu(machine: Machine, name: str, libraries: tuple[str, ...]) -> Road:
 def _build(machine: Machine, device: Device) -> Road:
     name, found = f"build {device.name}", machine.libraries[device.backend]
     if not found.is_ok:
-        return Road(name, False, _why(device.backend, found), _extra_fix(EXTRAS[device.backend]))
+        return Road(name, False, _why(device.backend, found), extra_fix(EXTRAS[device.backend]))
     # The data-center flavour tries its kernels on the GPU; the RTX one leaves that to the run.
     if device.backend == TENSORRT and device.capability not in _capabilities(machine):
         detail = f"{device.backend} builds on the GPU that it builds for, and there is none here"
@@ -78,13 +79,13 @@ def _run_gpu(machine: Machine) -> Road:
         kinds = ", ".join(d.name for d in DEVICE_TABLE.values() if d.is_gpu)
         return Road(name, False, detail, f"engines can be built for {kinds}")
     if not bindings.is_ok:
-        fix = _extra_fix(EXTRAS[known[0].backend])
+        fix = extra_fix(EXTRAS[known[0].backend])
         return Road(name, False, _why(GPU_BINDINGS, bindings), fix)
     ready = [device for device in known if machine.libraries[device.backend].is_ok]
     if not ready:
         backend = known[0].backend
         return Road(
-            name, False, _why(backend, machine.libraries[backend]), _extra_fix(EXTRAS[backend])
+            name, False, _why(backend, machine.libraries[backend]), extra_fix(EXTRAS[backend])
         )
     kinds = ", ".join(device.name for device in ready)
     return Road(name, True, f"engines for {kinds}, {_label(machine, ready[0].backend)}")
@@ -92,8 +93,8 @@ def _run_gpu(machine: Machine) -> Road:
 
 def _plugin(machine: Machine) -> Road:
     fixes = {
-        "nvcc": f"{_extra_fix('cuda')}, or install a CUDA toolkit",
-        "cmake": _extra_fix("cuda"),
+        "nvcc": f"{extra_fix('cuda')}, or install a CUDA toolkit",
+        "cmake": extra_fix("cuda"),
         "c++": "install g++ or clang",
     }
     return _tools(machine, "build plugin", fixes)
@@ -112,14 +113,14 @@ def _kv_plugin(machine: Machine) -> Road:
 def _serve(machine: Machine) -> Road:
     absent = machine.extras.get("serve", ())
     if absent:
-        return Road("serve", False, f"{', '.join(absent)}: not installed", _extra_fix("serve"))
+        return Road("serve", False, f"{', '.join(absent)}: not installed", extra_fix("serve"))
     return Road("serve", True, "OpenAI's API; with --no-triton, nothing else is needed")
 
 
 def _triton(machine: Machine) -> Road:
     server = machine.libraries["tritonserver"]
     if not server.is_ok:
-        fix = server.facts.get("hint") or _extra_fix("triton")
+        fix = server.facts.get("hint") or extra_fix("triton")
         return Road("serve triton", False, server.reason, str(fix))
     return Road("serve triton", True, str(server.facts["path"]))
 
@@ -131,7 +132,7 @@ def _chart(machine: Machine) -> Road:
     if tool.is_ok:
         return Road("chart", True, f"helm {tool.version}")
     detail = "no helm on PATH, " + _why("helm_python", library)
-    return Road("chart", False, detail, f"{_extra_fix('deploy')}, or install helm")
+    return Road("chart", False, detail, f"{extra_fix('deploy')}, or install helm")
 
 
 def _tools(machine: Machine, name: str, fixes: dict[str, str]) -> Road:
@@ -156,5 +157,7 @@ def _why(name: str, found: Found) -> str:
     return f"{name} is broken: {found.reason}"
 
 
-def _extra_fix(extra: str) -> str:
-    return f"pip install 'dflash-trt[{extra}]'"
+def extra_fix(extra: str) -> str:
+    """How to install an extra; some do not go into the environment of the others."""
+    command = f"pip install 'dflash-trt[{extra}]'"
+    return f"{command} {APART[extra]}" if extra in APART else command

@@ -15,7 +15,6 @@ from dflash_trt.config import LayerMask
 from dflash_trt.errors import GraphError
 from dflash_trt.graph.graph import Dim, DType, Graph, Shape, Tensor, current_graph, tracing
 
-BINARY = frozenset({"add", "sub", "mul", "div", "floor_div", "mod", "minimum", "maximum"})
 COMPARE = frozenset({"equal", "less", "less_equal", "logical_and", "logical_or"})
 UNARY = frozenset({"exp", "log", "tanh", "sigmoid", "logical_not"})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from typing import Any
 from dflash_trt import __version__, swap
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
-from dflash_trt.engine_dir import MANIFEST, EngineDir, sha256
-from dflash_trt.errors import BuildError
+from dflash_trt.engine_dir import MANIFEST, EngineDir, read_extra, sha256
+from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.lossless.verify import Report, compare, plain_outputs
 
 FORMAT = "dflash-trt lossless certificate"
 FORMAT_VERSION = 1
 STORED_AS = "lossless.json"  # in the engine directory, beside the files that its manifest lists
+_ANOTHER = "choose another --certificate"
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,29 @@ class Certificate:
         }
 
     def write(self, file: Path) -> None:
-        """Write the JSON at once or not at all. Raises `BuildError`."""
+        """Write the JSON at once or not at all. Raises `BuildError`: ask `check_place` before."""
         content = json.dumps(self.to_json(), indent=2) + "\n"
         try:
             swap.write_file(file, content.encode())
         except OSError as error:
             raise BuildError(
-                f"{file} cannot be written: {error.strerror}", hint="choose another --certificate"
+                f"{file} cannot be written: {error.strerror}", hint=_ANOTHER
             ) from error
+
+
+def check_place(file: Path) -> None:
+    """Refuse a place for a certificate where something else is, or nothing can be written.
+
+    Raises `ConfigError`.
+    """
+    try:
+        if os.path.lexists(file) and (read_extra(file) or {}).get("format") != FORMAT:
+            raise ConfigError(
+                f"{file} exists and is no lossless certificate: it is not replaced", hint=_ANOTHER
+            )
+        swap.try_to_write(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", hint=_ANOTHER) from error
 
 
 def certify(

@@ -25,8 +25,8 @@ def interleaved(classes: dict[str, list[str]]) -> list[str]:
     return [prompts[i] for i in range(longest) for prompts in classes.values() if i < len(prompts)]
 
 
-def read_prompts(file: Path) -> list[str]:
-    """Prompts of a text file, one a line; blank lines are passed over.
+def read_prompts(file: Path) -> list[tuple[int, str]]:
+    """Prompts of a text file with their line numbers, one a line; blank lines are passed over.
 
     Raises `ConfigError` when the file cannot be read or has none.
     """
@@ -36,7 +36,7 @@ def read_prompts(file: Path) -> list[str]:
         raise ConfigError(
             f"prompts {file} cannot be read: {error}", hint="give a UTF-8 text file"
         ) from error
-    prompts = [line.strip() for line in lines if line.strip()]
+    prompts = [(i, line.strip()) for i, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ConfigError(f"prompts {file} has no prompts", hint="write one prompt a line")
     return prompts

@@ -10,6 +10,7 @@ from jinja2.exceptions import SecurityError
 
 from dflash_trt.errors import RequestError, TokenizerError
 from dflash_trt.text.sandbox import BudgetExceeded, TemplateEnvironment, TemplateRefusal
+from dflash_trt.text.unicode import check_unicode
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -188,13 +189,20 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         raise RequestError(f"{where} is nested deeper than 64 levels")
     if value is None or isinstance(value, bool):
         return value
-    for kind in (str, int, float):
+    if isinstance(value, str):
+        check_unicode(where, value)
+        return str(value)
+    for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise RequestError(f"{where} has a key that is not a string")
-        return {str(k): _plain(v, where, depth + 1) for k, v in value.items()}
+        plain = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RequestError(f"{where} has a key that is not a string")
+            check_unicode(f"a key of {where}", key)
+            plain[str(key)] = _plain(item, where, depth + 1)
+        return plain
     if isinstance(value, list | tuple):
         return [_plain(item, where, depth + 1) for item in value]
     raise RequestError(f"{where} holds a {type(value).__name__}, which JSON has not")

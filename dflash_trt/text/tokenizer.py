@@ -16,6 +16,7 @@ from dflash_trt.text.detokenize import Detokenizer
 from dflash_trt.text.pieces import Pieces
 from dflash_trt.text.stop import StopChecker
 from dflash_trt.text.stream import TextStream
+from dflash_trt.text.unicode import check_unicode
 
 
 class Tokenizer:
@@ -95,11 +96,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise RequestError(f"prompt is a {type(text).__name__}, not a string")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            where = f"character {error.start} of the prompt"
-            raise RequestError(f"{where} is half a surrogate pair, not valid Unicode") from None
+        check_unicode("the prompt", text)
         work = partial(self._backend.encode, text, add_special_tokens=add_special_tokens)
         ids = folder.call_library(f"{self._source}: cannot encode the prompt", work).ids
         bos = self.bos_token_id

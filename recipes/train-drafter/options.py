@@ -80,6 +80,6 @@ def forwarded(
 
 def full_name(target: str) -> str:
     """A target's name that means the same in any working directory."""
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     is_path = target not in recipe_names() and os.path.exists(path)
     return str(path.absolute()) if is_path else target

@@ -37,9 +37,10 @@ from shards import (
     write_file,
     write_shard,
 )
-from target import DEVICE, DTYPE, ChatFormat, find_target, load_target, load_tokenizer, read_facts
+from target import DEVICE, DTYPE, ChatFormat, find_target, load_target, read_facts
 from transformers import DynamicCache
 
+from dflash_trt.checkpoint import load_tokenizer
 from dflash_trt.config import TargetConfig
 
 CHOICES = 16

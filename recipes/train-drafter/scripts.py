@@ -23,9 +23,10 @@ from typing import Any
 import command
 from evaluation import HUMANEVAL_FORMAT, Overlap
 from options import add_target
-from target import find_target, load_tokenizer
+from target import find_target
 
 from dflash_trt import swap
+from dflash_trt.checkpoint import load_tokenizer
 from dflash_trt.errors import CheckpointError
 
 PACKAGES = ("algorithms", "boltons", "more_itertools", "toolz", "networkx", "sympy")

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt.build.recipe import find_recipe
-from dflash_trt.checkpoint import load_gguf_tokenizer, locate, open_target
+from dflash_trt.checkpoint import locate, open_target
 from dflash_trt.config import RopeConfig, TargetConfig
 from dflash_trt.errors import ConfigError, UnsupportedArchitecture
 from dflash_trt.text import Tokenizer
@@ -85,11 +85,6 @@ def read_facts(path: Path) -> TargetConfig:
     if config.attention.qkv_bias != config.attention.o_bias:
         raise UnsupportedArchitecture(f"{path}: some projections of its attention have a bias")
     return config
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer that an engine of this target has."""
-    return load_gguf_tokenizer(path) if path.is_file() else Tokenizer.load(path)
 
 
 def find_mask_token(

@@ -10,9 +10,9 @@ import torch
 from command import TARGET, fail
 from drafter import Shape, shape_of
 from origin import Origin, choose_layers
-from target import DEVICE, ChatFormat, find_mask_token, find_target, load_tokenizer, read_facts
+from target import DEVICE, ChatFormat, find_mask_token, find_target, read_facts
 
-from dflash_trt.checkpoint import check_pair, open_drafter
+from dflash_trt.checkpoint import check_pair, load_tokenizer, open_drafter
 from dflash_trt.config import DrafterConfig, LayerMask, TargetConfig
 
 BLOCK, LAYERS = 8, 4

@@ -31,12 +31,13 @@ from evaluation import Overlap
 from options import add_shape, add_workers, most_workers
 from origin import Origin
 from shards import Text, read_shards
-from target import DEVICE, DTYPE, load_target, load_tokenizer
+from target import DEVICE, DTYPE, load_target
 from task import make_task
 from torch import nn
 from torch.nn.functional import embedding
 
 from dflash_trt import swap
+from dflash_trt.checkpoint import load_tokenizer
 from dflash_trt.text import Tokenizer
 
 OTHERS = 2048

