@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
 CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
 HOW_TO = "engines/README.md says what a recipe looks like"
 _FIELDS = {"target", "drafter", "description", *CHOICES}
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,15 @@ def find_recipe(name: str) -> Recipe | None:
     if file.suffix not in (".yaml", ".yml"):
         if name not in recipe_names():
             return None
-        if os.path.exists(name):
-            log.warning(
-                "%s: the recipe of this name is meant, not what is here; write ./%s for that",
-                name, name,
-            )  # fmt: skip
         file = recipe_folder() / f"{name}.yaml"
     return read_recipe(file)
+
+
+def remarks(name: str) -> list[str]:
+    """What a user should know of a name: a recipe's wins over a file or folder of that name."""
+    if name in recipe_names() and os.path.exists(name):
+        return [f"{name}: the recipe is meant, not what is here; write ./{name} for that"]
+    return []
 
 
 def read_recipe(file: Path) -> Recipe:

@@ -12,7 +12,7 @@ import typer
 from dflash_trt.build.kv_injection import AUTO
 from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.build.pipeline import build as build_engine
-from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names
+from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names, remarks
 from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows, progress_bar
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
@@ -88,7 +88,8 @@ def build(
     }
     chosen = {key: value for key, value in flags.items() if value is not None}
     made = _plan(target, drafter, recipe, chosen, plugin)
-    for warning in made.pair.warnings:
+    warnings = [*remarks(target), *made.pair.warnings]
+    for warning in warnings:
         messages.print(f"warning: {warning}", soft_wrap=True)
     name = recipe.name if recipe else made.target.stem
     choices = made.choices
@@ -106,7 +107,7 @@ def build(
                 task, description=stage, completed=done, total=total
             ),
         )
-    figures = _figures(made, engine, time.perf_counter() - start)
+    figures = _figures(made, engine, warnings, time.perf_counter() - start)
     if as_json:
         print_json(figures)
     else:
@@ -135,7 +136,7 @@ def _plan(
     return plan(target, drafter, chosen, plugin=plugin)
 
 
-def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
+def _figures(made: Plan, engine: EngineDir, warnings: list[str], seconds: float) -> dict[str, Any]:
     files = engine.manifest["files"].values()
     return {
         "engine": str(engine.path),
@@ -148,7 +149,7 @@ def _figures(made: Plan, engine: EngineDir, seconds: float) -> dict[str, Any]:
         "engine_bytes": sum(entry["bytes"] for entry in files),
         "cache_bytes_per_slot": made.cache_bytes_per_slot,
         "build_s": round(seconds, 3),
-        "warnings": list(made.pair.warnings),
+        "warnings": warnings,
     }
 
 

@@ -69,7 +69,9 @@ def serve(
         False, "--no-triton", envvar=ENV_PREFIX + "NO_TRITON", help="OpenAI's API alone."
     ),
     repo: Path | None = typer.Option(
-        None, envvar=ENV_PREFIX + "REPO", help="Write the model repository here, and keep it."
+        None,
+        envvar=ENV_PREFIX + "REPO",
+        help="Keep the model repository here; one of ours is replaced.",
     ),
     verbose: bool = typer.Option(False, "--verbose", help="Triton's own messages too."),
 ) -> None:
@@ -116,7 +118,7 @@ def repo(
     queue: int = QUEUE,
     width: str = WIDTH,
     drain_seconds: float = DRAIN,
-    force: bool = typer.Option(False, "--force", help="Replace what is there."),
+    force: bool = typer.Option(False, "--force", help="Replace a repository of ours."),
 ) -> None:
     """Write a model repository for a tritonserver that runs elsewhere."""
     options = ServeOptions(

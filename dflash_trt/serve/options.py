@@ -12,6 +12,7 @@ from dflash_trt.decode.admission import RunConfig
 from dflash_trt.decode.width import parse_width
 from dflash_trt.errors import ConfigError
 from dflash_trt.runtime.threads import MAX_THREADS
+from dflash_trt.text.unicode import check_unicode
 
 ENV_PREFIX = "DFLASH_TRT_"
 MAX_CONNECTIONS = 1 << 16
@@ -62,6 +63,7 @@ class ServeOptions:
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}, allowed are {low} to {high:.0f}")
         parse_width(self.width)
+        check_unicode("model_name", self.model_name)
 
     @classmethod
     def from_parameters(

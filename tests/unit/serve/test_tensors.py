@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from dflash_trt.errors import ConfigError, RequestError
+from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.serve.from_tensors import read_request
 from dflash_trt.serve.options import ServeOptions
 from dflash_trt.serve.repository import ALIAS, MODEL, config_pbtxt, model_py, write_repository
@@ -157,8 +157,9 @@ def test_options_from_the_environment() -> None:
         ({"engine": "e", "width": "wide"}, "width is 'wide'"),
         ({"engine": "e", "openai_port": "70000"}, "openai_port is 70000"),
         ({"engine": "e", "drain_seconds": "nan"}, "drain_seconds is nan"),
+        ({"engine": "e", "model_name": "a\udcff"}, "of model_name is half a surrogate pair"),
     ],
 )
 def test_bad_options(parameters: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(DFlashError, match=message):
         ServeOptions.from_parameters(parameters, {})
