@@ -16,6 +16,7 @@ CHART = ROOT / "deploy" / "helm" / "dflash-triton"
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 RELEASE, NAMESPACE = "demo", "llm"
 KUBERNETES = "1.34"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is quicker, where there is one
 
 Values = dict[str, Any]
 Manifest = dict[str, Any]
@@ -29,22 +30,22 @@ def example(name: str) -> Values:
     return values
 
 
-def render_text(values: Values) -> dict[str, str]:
+def render_text(values: Values, release: str = RELEASE) -> dict[str, str]:
     """What Helm makes of each template, the empty ones left out. Raises `HelmError`."""
-    return _rendered(json.dumps(values))
+    return _rendered(json.dumps(values), release)
 
 
 @functools.cache
-def _rendered(values: str) -> dict[str, str]:
+def _rendered(values: str, release: str) -> dict[str, str]:
     with Chart.load(CHART) as chart:
-        rendered = chart.render(json.loads(values), name=RELEASE, namespace=NAMESPACE)
+        rendered = chart.render(json.loads(values), name=release, namespace=NAMESPACE)
     return {Path(path).name: text for path, text in sorted(rendered.items()) if text.strip()}
 
 
-def render(values: Values) -> list[Manifest]:
+def render(values: Values, release: str = RELEASE) -> list[Manifest]:
     """All objects of a release."""
-    texts = (text for name, text in render_text(values).items() if name != "NOTES.txt")
-    return [item for text in texts for item in yaml.safe_load_all(text) if item]
+    texts = (text for name, text in render_text(values, release).items() if name != "NOTES.txt")
+    return [item for text in texts for item in yaml.load_all(text, LOADER) if item]
 
 
 def objects(values: Values, kind: str) -> list[Manifest]:

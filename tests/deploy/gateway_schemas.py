@@ -44,7 +44,7 @@ def _route(kind: str, rule: Schema) -> Schema:
         ["apiVersion", "kind", "metadata", "spec"],
         apiVersion={"const": "gateway.networking.k8s.io/v1"},
         kind={"const": kind},
-        metadata={"type": "object", "required": ["name"]},
+        metadata={"type": "object", "required": ["name"], "properties": {"name": STRING}},
         spec=spec,
     )
 

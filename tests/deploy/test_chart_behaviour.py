@@ -104,7 +104,7 @@ def test_writable_folders_are_the_declared_ones() -> None:
     assert mounts == {"/engines": True, "/dev/shm": False, "/tmp": False, "/cache": False}
     volumes = {volume["name"]: volume for volume in pod({})["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
-    env = {item["name"]: item["value"] for item in server({})["env"]}
+    env = {item["name"]: item.get("value") for item in server({})["env"]}
     assert {env["HOME"], env["TMPDIR"]} == {"/cache", "/tmp"}
     assert env["HF_HUB_OFFLINE"] == "1"
 
@@ -204,6 +204,50 @@ def test_the_object_store_fills_a_volume_of_the_pod() -> None:
     assert pod(values)["volumes"][0]["emptyDir"] == {"sizeLimit": "30Gi"}
 
 
+def fetch_env(values: Values) -> Any:
+    (init,) = pod(values)["initContainers"]
+    assert "envFrom" not in init
+    return {item["name"]: item["value"] for item in init["env"]}
+
+
+def test_a_workload_identity_needs_no_secret_and_reaches_who_hands_it_out() -> None:
+    values = example("workload-identity")
+    env = fetch_env(values)
+    assert (env["RCLONE_CONFIG_STORE_TYPE"], env["RCLONE_CONFIG_STORE_ENV_AUTH"]) == ("s3", "true")
+    (policy,) = objects(values, "NetworkPolicy")
+    reached = {
+        (peer["ipBlock"]["cidr"], port["port"])
+        for rule in policy["spec"]["egress"]
+        for peer in rule.get("to", [])
+        for port in rule["ports"]
+    }
+    assert {("169.254.170.23/32", 80), ("169.254.169.254/32", 80), ("169.254.169.252/32", 988)} <= (
+        reached
+    )
+
+
+def test_a_remote_that_says_everything_by_itself_needs_nothing_else() -> None:
+    store = {"source": ":s3,env_auth,provider=AWS:engines/x", "sizeLimit": "1Gi"}
+    assert fetch_env(pool(engine={"objectStore": store})) == {"HOME": "/tmp"}
+
+
+def threads(values: Values) -> list[Any]:
+    return [item for item in server(values)["env"] if item["name"] == "DFLASH_TRT_THREADS"]
+
+
+def test_a_cpu_pod_computes_with_the_cores_that_it_asked_for() -> None:
+    """Without a CPU limit a process sees all cores of its node, and starts a thread for each."""
+    (variable,) = threads(pool(gpus=0))
+    assert variable["valueFrom"] == {
+        "resourceFieldRef": {
+            "containerName": server(pool(gpus=0))["name"],
+            "resource": "requests.cpu",
+            "divisor": "1",  # whole cores, rounded up
+        }
+    }
+    assert threads(pool(gpus=1)) == []  # an engine on a GPU refuses a number of threads
+
+
 def test_autoscaled_pools_have_no_fixed_replicas() -> None:
     assert "replicas" not in spec(example("production"))
     assert spec(pool(replicas=0))["replicas"] == 0
@@ -217,6 +261,25 @@ def test_autoscaled_pools_have_no_fixed_replicas() -> None:
         "dflash_queue_depth",
         "dflash_slots_in_use",
     }
+
+
+def scaled_object(fallback: Values) -> Any:
+    values = merged(example("production"), {"autoscaling": {"keda": {"fallback": fallback}}})
+    return the(values, "ScaledObject")["spec"]
+
+
+def test_an_answer_without_metrics_is_no_load_of_zero() -> None:
+    """KEDA reads an empty answer as 0 unless told otherwise, and scales a loaded release down."""
+    for trigger in scaled_object({})["triggers"]:
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert "fallback" not in scaled_object({})  # KEDA then reports the error, and replicas stay
+
+
+def test_a_fallback_is_of_a_kind_that_keda_takes() -> None:
+    wanted = {"failureThreshold": 9, "replicas": 6, "behavior": "currentReplicasIfHigher"}
+    made = scaled_object(wanted)
+    assert made["fallback"] == wanted
+    assert {trigger["metricType"] for trigger in made["triggers"]} == {"AverageValue"}
 
 
 def test_a_pool_is_scaled_by_its_own_pods() -> None:
@@ -234,12 +297,6 @@ def test_a_pool_is_scaled_by_its_own_pods() -> None:
             assert pattern is not None
             own = [pool for pool in scaled if re.fullmatch(pattern[1], f"{pool}-6d4cf56db6-x2x9k")]
             assert own == [name]
-
-
-def test_a_gateway_waits_longer_than_a_request_may_take() -> None:
-    values = merged(example("production"), {"drain": {"longestRequestSeconds": 300}})
-    for rule in the(values, "HTTPRoute")["spec"]["rules"]:
-        assert int(rule["timeouts"]["request"].removesuffix("s")) > 300
 
 
 def test_servers_may_reach_nothing_builds_only_downloads() -> None:
@@ -265,15 +322,6 @@ def test_named_ports_exist() -> None:
     assert "openai" not in {
         port["name"] for port in server({"server": {"openai": {"enabled": False}}})["ports"]
     }
-
-
-def test_without_the_openai_front_end_nothing_routes_to_it() -> None:
-    off = {"server": {"openai": {"enabled": False}}}
-    for name in ("production", "ingress-hpa"):
-        values = merged(example(name), off)
-        assert "--openai-port=0" in server(values)["args"]
-        rendered = str(render(values)).replace("--openai-port=0", "")
-        assert not re.search(r"openai|9000|api-key|'/v1'", rendered)
 
 
 def test_api_keys_are_a_file_from_a_secret() -> None:

@@ -6,6 +6,8 @@ import pytest
 from charts import Values, merged, pool, refusal, render
 
 BUILD = {"gpus": 0, "engine": {"build": {"target": "qwen3-4b"}}}
+CLOSED = {"server": {"openai": {"enabled": False}}}
+STORE = {"source": "store:engines/x", "sizeLimit": "1Gi"}
 SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
 
 
@@ -46,6 +48,15 @@ SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
         ({"ingress": {"enabled": True}}, "'/ingress/host': minLength"),
         ({"ingress": {"grpc": {"enabled": True}}}, "'/ingress/grpc/host': minLength"),
         ({"gateway": {"enabled": True}}, "'/gateway/parentRefs': minItems"),
+        ({"gateway": {"hostnames": ["a b"]}}, "'/gateway/hostnames/0'"),
+        (pool(resources={"claims": [{"name": "a"}]}), "additional properties 'claims'"),
+        ({"autoscaling": {"keda": {"pollingSeconds": 5}}}, "'pollingSeconds' not allowed"),
+        ({"autoscaling": {"keda": {"fallback": {"replicas": 5}}}}, "'failureThreshold' required"),
+        ({"autoscaling": {"scaleUpStabilizationSeconds": 3601}}, "maximum"),
+        (
+            pool(engine={"objectStore": {**STORE, "env": {"PATH": "/tmp"}}}),
+            "'/pools/0/engine/objectStore/env'",
+        ),
     ],
 )
 def test_refused_by_the_schema(values: Values, message: str) -> None:
@@ -108,6 +119,40 @@ def test_refused_by_the_schema(values: Values, message: str) -> None:
         (
             pool(engine={"build": {"target": "t", "args": ["--device-like", "x"], "gpus": 0}}),
             "pools: a has GPUs, and its engine would be built for the CPU: add --device",
+        ),
+        (
+            pool(**SCALED),
+            "pools: a has autoscaling, and autoscaling.kind is none: set replicas, or a kind",
+        ),
+        (
+            pool(gpus=0, gpuResource="nvidia.com/gpu"),
+            "pools: a has a gpuResource, and gpus is 0",
+        ),
+        (
+            pool(engine={"objectStore": STORE}),
+            "pools: a copies its engine from the remote store, which nothing describes: "
+            "set RCLONE_CONFIG_STORE_TYPE in engine.objectStore.env, or name a secret",
+        ),
+        (
+            pool(engine={"objectStore": {**STORE, "env": {"RCLONE_CONFIG_STORE_KEY": "x"}}}),
+            "pools: a has RCLONE_CONFIG_STORE_KEY in engine.objectStore.env, which is named like a "
+            "secret: put it into engine.objectStore.secret",
+        ),
+        (
+            {"serviceAccount": {"create": False, "annotations": {"a": "b"}}},
+            "serviceAccount: annotations are for an account that the chart makes",
+        ),
+        (
+            merged(CLOSED, {"ingress": {"enabled": True, "host": "h"}}),
+            "ingress: there is nothing to route to: set server.openai.enabled or ingress.triton",
+        ),
+        (
+            merged(CLOSED, {"gateway": {"enabled": True, "parentRefs": [{"name": "p"}]}}),
+            "gateway: there is nothing to route to: set server.openai.enabled, gateway.triton or",
+        ),
+        (
+            merged(CLOSED, {"service": {"type": "NodePort"}}),
+            "service: a NodePort would have no ports: set server.openai.enabled or service.triton",
         ),
         (
             {"extraEnv": [{"name": "MY_TOKEN", "value": "abc"}]},

@@ -51,6 +51,16 @@ def samples() -> dict[str, set[str]]:
     }
 
 
+def known_samples() -> dict[str, set[str]]:
+    """Those, and what Prometheus adds: whether a pod could be scraped."""
+    return samples() | {"up": set()}
+
+
+def metrics() -> set[str]:
+    """The names of what a server reports, a histogram's parts as one."""
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in samples()}
+
+
 def selectors(expression: Any) -> Iterator[Any]:
     """All vector selectors of a parsed query."""
     if isinstance(expression, promql_parser.VectorSelector):
@@ -68,7 +78,7 @@ def check_query(query: str) -> None:
         query = query.replace(variable, value)
     found = list(selectors(promql_parser.parse(query)))
     assert found
-    known = samples()
+    known = known_samples()
     for selector in found:
         assert selector.name in known
         matched = {matcher.name for matcher in selector.matchers.matchers}
@@ -80,7 +90,7 @@ def check_query(query: str) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_flags_of_serve(name: str) -> None:
-    off = {"server": {"openai": {"enabled": False}}}
+    off = {"server": {"openai": {"enabled": False}}, "gateway": {"triton": True}}
     keys = {"server": {"openai": {"apiKeySecret": {"name": "a", "key": "b"}}}}
     for layer in ({}, off, keys):
         for item in objects(merged(example(name), layer), "Deployment"):
@@ -128,7 +138,17 @@ def test_alert(rule: dict[str, Any]) -> None:
     check_query(rule["expr"])
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert {"summary", "description"} == rule["annotations"].keys()
-    assert f"`{rule['alert']}`" in OPERATIONS
+    assert f"| `{rule['alert']}`" in OPERATIONS
+
+
+def test_operations_explain_no_other_alert() -> None:
+    assert set(re.findall(r"`(Dflash\w+)`", OPERATIONS)) == {rule["alert"] for rule in RULES}
+
+
+def test_alerts_of_a_release() -> None:
+    (rules,) = objects(example("production"), "PrometheusRule")
+    for rule in rules["spec"]["groups"][0]["rules"]:
+        check_query(rule["expr"])
 
 
 @pytest.mark.parametrize("panel", DASHBOARD["panels"], ids=lambda panel: panel["id"])
@@ -138,6 +158,11 @@ def test_panel(panel: dict[str, Any]) -> None:
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     for target in panel["targets"]:
         check_query(target["expr"])
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    text = json.dumps(DASHBOARD)
+    assert {name for name in metrics() if name not in text} == set()
 
 
 def test_panels_do_not_overlap() -> None:
@@ -168,8 +193,7 @@ def test_autoscalers_watch_metrics_that_exist() -> None:
 
 def test_operations_explain_every_metric_and_no_other() -> None:
     named = set(re.findall(r"`(dflash_\w+)`", OPERATIONS))
-    real = {re.sub(r"_(bucket|sum|count)$", "", name) for name in samples()}
-    assert named == real
+    assert named == metrics()
 
 
 @pytest.mark.parametrize(

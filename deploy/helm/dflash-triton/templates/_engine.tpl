@@ -3,7 +3,7 @@
 {{/* Waits, and never fails: a failed build shows as a failed Job, not as a server that restarts. */}}
 {{- define "dflash.waitForEngine" -}}
 - name: wait-for-engine
-  image: {{ include "dflash.image" (dict "root" .root "image" .root.Values.image) }}
+  image: {{ include "dflash.image" (dict "root" .root "image" .root.Values.image) | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [sh, -c]
   args:
@@ -14,7 +14,7 @@
         sleep 10 & wait $!
       done
   env:
-    - {name: ENGINE, value: {{ include "dflash.enginePath" . }}}
+    - {name: ENGINE, value: {{ include "dflash.enginePath" . | quote }}}
     - {name: BUILD, value: {{ include "dflash.buildSelector" . | quote }}}
     - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   resources:
@@ -30,15 +30,18 @@
 {{- define "dflash.fetchEngine" -}}
 {{- with .pool.engine.objectStore }}
 - name: fetch-engine
-  image: {{ include "dflash.image" (dict "root" $.root "image" $.root.Values.fetchImage) }}
+  image: {{ include "dflash.image" (dict "root" $.root "image" $.root.Values.fetchImage) | quote }}
   imagePullPolicy: {{ $.root.Values.fetchImage.pullPolicy }}
   command: [rclone]
   args: [sync, {{ .source | quote }}, /engines/engine, --config=/tmp/rclone.conf, --stats=30s, --stats-one-line, --log-level=INFO]
   env:
     - {name: HOME, value: /tmp}
+    {{- range $name, $value := .env }}
+    - {name: {{ $name | quote }}, value: {{ $value | quote }}}
+    {{- end }}
   {{- with .secret }}
   envFrom:
-    - secretRef: {name: {{ . }}}
+    - secretRef: {name: {{ . | quote }}}
   {{- end }}
   resources:
     requests: {cpu: 500m, memory: 256Mi}

@@ -1,3 +1,6 @@
+{{/* A text from values goes through `quote`: "123", "true" and "::" are no texts in YAML else. A number goes
+through `int64`: Helm writes a large one as 1e+06 else. */}}
+
 {{/* Names. 31 characters leave room for pool, "build" and a hash in the 63 of a Job. */}}
 {{- define "dflash.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 31 | trimSuffix "-" -}}
@@ -18,8 +21,8 @@
 {{- end -}}
 
 {{- define "dflash.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "dflash.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "dflash.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "dflash.labels" -}}
@@ -43,7 +46,23 @@ app.kubernetes.io/component: server
 
 {{- define "dflash.poolLabels" -}}
 {{ include "dflash.serverLabels" .root }}
-dflash-trt/pool: {{ .pool.name }}
+dflash-trt/pool: {{ .pool.name | quote }}
+{{- end -}}
+
+{{/* Selects what Prometheus knows of the pods of some pools. Takes root and pools. A pod is named
+POOL-REPLICASET-ID; a pool h100 must not count the pods of h100-mig. */}}
+{{- define "dflash.selector" -}}
+{{- $names := list -}}
+{{- range .pools -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+namespace="{{ .root.Release.Namespace }}",pod=~"{{ include "dflash.fullname" .root }}-({{ join "|" $names }})-[^-]+-[^-]+"
+{{- end -}}
+
+{{/* What of Triton's gRPC service routes lead to: not its repository, shared-memory, trace and log settings,
+which are methods of the same service. */}}
+{{- define "dflash.grpcMethods" -}}
+[ServerLive, ServerReady, ServerMetadata, ModelReady, ModelMetadata, ModelConfig, ModelInfer, ModelStreamInfer]
 {{- end -}}
 
 {{/* root, image. */}}
@@ -86,10 +105,10 @@ emptyDir:
   sizeLimit: {{ .pool.engine.objectStore.sizeLimit }}
 {{- else if .pool.engine.build }}
 persistentVolumeClaim:
-  claimName: {{ include "dflash.cacheClaim" . }}
+  claimName: {{ include "dflash.cacheClaim" . | quote }}
 {{- else }}
 persistentVolumeClaim:
-  claimName: {{ .pool.engine.pvc.claim }}
+  claimName: {{ .pool.engine.pvc.claim | quote }}
   readOnly: true
 {{- end }}
 {{- end -}}
@@ -106,7 +125,7 @@ persistentVolumeClaim:
 {{/* Where pods of a pool may run: servers and build Job alike, since an engine belongs to a GPU. */}}
 {{- define "dflash.placement" -}}
 {{- with .pool.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .pool.nodeSelector }}
 nodeSelector:
@@ -169,67 +188,4 @@ securityContext:
 {{- if not .gpus }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}  # else a node's GPUs show up uninvited
 {{- end }}
-{{- end -}}
-
-{{/* A memory quantity in Mi, for comparisons. The schema allows Mi and Gi only. */}}
-{{- define "dflash.mebibytes" -}}
-{{- if hasSuffix "Gi" . -}}
-{{- mulf (trimSuffix "Gi" . | float64) 1024.0 | int64 -}}
-{{- else -}}
-{{- trimSuffix "Mi" . | int64 -}}
-{{- end -}}
-{{- end -}}
-
-{{/* What a schema cannot say. Fails with one line each. */}}
-{{- define "dflash.validate" -}}
-{{- $values := .Values -}}
-{{- $seen := dict -}}
-{{- $claims := dict -}}
-{{- $scaled := false -}}
-{{- range $pool := $values.pools -}}
-  {{- if hasKey $seen $pool.name -}}
-    {{- fail (printf "pools: two pools are named %s" $pool.name) -}}
-  {{- end -}}
-  {{- $_ := set $seen $pool.name true -}}
-  {{- with $pool.autoscaling -}}
-    {{- $scaled = true -}}
-    {{- if gt (int .minReplicas) (int .maxReplicas) -}}
-      {{- fail (printf "pools: %s has autoscaling.minReplicas above maxReplicas" $pool.name) -}}
-    {{- end -}}
-  {{- end -}}
-  {{- $limit := dig "limits" "memory" "" ($pool.resources | default dict) -}}
-  {{- if and $limit (le (include "dflash.mebibytes" $limit | int64) (include "dflash.mebibytes" $values.shm.sizeLimit | int64)) -}}
-    {{- fail (printf "pools: %s has a memory limit of %s, and /dev/shm alone may take %s of it" $pool.name $limit $values.shm.sizeLimit) -}}
-  {{- end -}}
-  {{- $claim := dig "pvc" "claim" "" $pool.engine | default (dig "build" "claim" "" $pool.engine) -}}
-  {{- $mode := include "dflash.accessMode" (dict "root" $ "pool" $pool) -}}
-  {{- if and $pool.engine.build $values.build.hook (not $claim) -}}
-    {{- fail (printf "build.hook: the Job of pool %s runs before the chart can make a claim: name one in engine.build.claim" $pool.name) -}}
-  {{- end -}}
-  {{- if and $pool.engine.build (gt (int $pool.gpus) 0) -}}
-    {{- if not (regexMatch "(^| )--device[ =]" (printf "%s " (join " " ($pool.engine.build.args | default list)))) -}}
-      {{- fail (printf "pools: %s has GPUs, and its engine would be built for the CPU: add --device to engine.build.args, e.g. [--device, sm90]" $pool.name) -}}
-    {{- end -}}
-  {{- end -}}
-  {{- if eq $mode "ReadWriteOnce" -}}
-    {{- $most := max (dig "replicas" 1 $pool) (dig "autoscaling" "maxReplicas" 0 $pool) -}}
-    {{- if gt $most 1 -}}
-      {{- fail (printf "pools: %s may have %d replicas, and its engine's volume is ReadWriteOnce: use a claim that is ReadOnlyMany or ReadWriteMany" $pool.name $most) -}}
-    {{- end -}}
-    {{- if hasKey $claims $claim -}}
-      {{- fail (printf "pools: %s and %s share the claim %s, which is ReadWriteOnce" (get $claims $claim) $pool.name $claim) -}}
-    {{- end -}}
-  {{- end -}}
-  {{- if $claim -}}
-    {{- $_ := set $claims $claim $pool.name -}}
-  {{- end -}}
-{{- end -}}
-{{- range $values.extraEnv -}}
-  {{- if and (hasKey . "value") (regexMatch "TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY" .name) -}}
-    {{- fail (printf "extraEnv: %s is named like a secret and has a plain value: use valueFrom.secretKeyRef" .name) -}}
-  {{- end -}}
-{{- end -}}
-{{- if and (ne $values.autoscaling.kind "none") (not $scaled) -}}
-  {{- fail (printf "autoscaling.kind is %s, and no pool has autoscaling.minReplicas and maxReplicas" $values.autoscaling.kind) -}}
-{{- end -}}
 {{- end -}}
