@@ -140,18 +140,16 @@ def _unit_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> tuple[TrtTensor, Tr
 
 
 def _fp8_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
-    types = low.trt.DataType
-    scale = low.const(_FP8_SCALE, types.FLOAT, node)
-    make = lambda: low.network.add_quantize(x, scale, types.FP8)  # noqa: E731
+    scale = low.const(_FP8_SCALE, x.dtype, node)
+    make = lambda: low.network.add_quantize(x, scale, low.trt.DataType.FP8)  # noqa: E731
     codes = low.layer(node, "quantize", [x, scale], make)[0]
     return _dequantized(low, node, codes, scale, x.dtype)
 
 
 def _fp8_matrix(low: TrtEmitter, node: Node, stem: str, weight: Fp8Weight) -> TrtTensor:
-    types = low.trt.DataType
-    codes = low.stored(weight.codes, types.FP8, (1, *weight.codes.shape), f"{stem}/codes")
-    scale = low.const(weight.scale, types.FLOAT, node)
-    return _dequantized(low, node, codes, scale, low.types[DType.ACT])
+    act, fp8 = low.types[DType.ACT], low.trt.DataType.FP8
+    codes = low.stored(weight.codes, fp8, (1, *weight.codes.shape), f"{stem}/codes")
+    return _dequantized(low, node, codes, low.const(weight.scale, act, node), act)
 
 
 def _nvfp4_rows(low: TrtEmitter, node: Node, x: TrtTensor) -> TrtTensor:
