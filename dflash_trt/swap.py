@@ -33,6 +33,25 @@ def may_replace(path: Path, is_ours: Callable[[Path], bool]) -> bool:
     return is_ours(path) or (path.is_dir() and not any(path.iterdir()))
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """While this process, or what has its lock, uses a folder: see `is_held`."""
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process uses a folder."""
+    lock = _lock(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
 def try_to_write(file: Path) -> None:
     """Raise the `OSError` that `write_file` would, as far as the place alone can tell."""
     with tempfile.NamedTemporaryFile(prefix=f".{file.name}.", dir=file.parent):

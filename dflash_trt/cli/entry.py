@@ -37,8 +37,15 @@ def _fill_closed_streams() -> None:
     and be written to by whatever prints.
     """
     if sys.stdin is None:  # stays None: who wants to read from it says that it is closed
-        os.open(os.devnull, os.O_RDONLY)
+        _open_null(os.O_RDONLY)
     if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        sys.stdout = os.fdopen(_open_null(os.O_WRONLY), "w")
     if sys.stderr is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        sys.stderr = os.fdopen(_open_null(os.O_WRONLY), "w")
+
+
+def _open_null(flags: int) -> int:
+    """/dev/null at the lowest free number, for programs that are started too."""
+    number = os.open(os.devnull, flags)
+    os.set_inheritable(number, True)
+    return number

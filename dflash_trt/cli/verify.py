@@ -12,7 +12,7 @@ from dflash_trt.cli.output import JSON_OPTION, print_json, progress_bar
 from dflash_trt.decode.engine import Engine
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import EngineDir, open_engine
-from dflash_trt.errors import CapacityError, ConfigError, RequestError
+from dflash_trt.errors import BuildError, CapacityError, ConfigError, RequestError
 from dflash_trt.lossless.certificate import STORED_AS, Certificate, certify, check_place
 from dflash_trt.lossless.prompts import bundled_prompts, interleaved, read_prompts
 from dflash_trt.lossless.verify import Report
@@ -57,13 +57,19 @@ def verify(
     chosen = loaded.session.limits.block if width is None else width
     if certificate is not None:
         made = _certify(loaded, opened, ids, params, width=chosen, exact=exact)
+        failure: BuildError | None = None
+        try:  # first: the reader of what is printed may be gone
+            made.write(certificate)
+        except BuildError as error:
+            failure = error
         if as_json:
             print_json(made.to_json())
         else:
             for name, report in made.runs.items():
                 typer.echo(f"{name}: ", nl=False)
                 _print_report(report)
-        made.write(certificate)
+        if failure is not None:
+            raise failure
         if not made.lossless:
             raise typer.Exit(1)
         return

@@ -220,8 +220,8 @@ class EngineLoop:
         turn: float | None = None
         num_looks = 0
         while not self._over.wait(period):
-            is_same = self._turn_at is not None and self._turn_at == turn
-            turn, num_looks = self._turn_at, num_looks + 1 if is_same else 0
+            before, turn = turn, self._turn_at
+            num_looks = num_looks + 1 if turn is not None and turn == before else 0
             try:
                 if num_looks:
                     self._end_overdue()

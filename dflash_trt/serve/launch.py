@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dflash_trt import swap
+from dflash_trt.decode.loop import LoopState
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import ConfigError
 from dflash_trt.serve.addresses import at_triton_http, in_url, to_reach
@@ -80,12 +82,14 @@ def serve_alone(options: ServeOptions, on_ready: Callable[[Endpoints], None]) ->
     on_ready(_openai_endpoints(options))
     while server.host.loop.is_healthy and not stop.wait(0.2):
         pass
-    was_healthy = server.host.loop.is_healthy
-    if not server.close():
-        _LOG.critical("a step hangs: the process ends without it")
+    has_ended = server.close()
+    is_dead = server.host.loop.state is LoopState.DEAD
+    code = 1 if is_dead or hurry.is_set() else 0
+    if not has_ended:
+        _LOG.warning("a step %s: the process ends without it", "hangs" if is_dead else "runs on")
         logging.shutdown()
-        os._exit(1)  # Python's own end, or the GPU's libraries in it, might wait for that thread
-    return 0 if was_healthy and not hurry.is_set() else 1
+        os._exit(code)  # Python's own end, or the GPU's libraries in it, might wait for that thread
+    return code
 
 
 def serve_with_triton(
@@ -128,7 +132,8 @@ def serve_with_triton(
             Path(local.socket),
             local.drain_seconds,
         )
-        return supervisor.run(lambda: on_ready(_endpoints(local, ports)))
+        with swap.held(place):
+            return supervisor.run(lambda: on_ready(_endpoints(local, ports)))
 
 
 def _command(

@@ -98,6 +98,10 @@ def _refuse_existing(output: Path, force: bool) -> None:
         )
     if not force:
         raise ConfigError(f"{output} exists already", hint="--force replaces it")
+    if swap.is_held(output):
+        raise ConfigError(
+            f"{output} is the model repository of a server that runs", hint="choose another folder"
+        )
 
 
 def _encoded(name: str, parameters: Mapping[str, str]) -> bytes:

@@ -81,6 +81,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._lost = threading.Event()  # the engine's process is gone, or its engine dead
+        self._is_dead = False  # the engine said so
         self._is_ready = False
         self._models = select.poll()  # of the Python processes: each ends with its model
 
@@ -98,7 +99,7 @@ class Supervisor:
             finally:
                 _kill_group(process)
                 process.wait()
-        if code is None:
+        if code is None or self._is_dead:
             return 1
         if self._stop_at is None:
             _LOG.error("tritonserver ended by itself, exit code %d", code)
@@ -173,7 +174,7 @@ class Supervisor:
 
     def _listen(self, line: socket.socket) -> None:
         try:
-            with line.makefile("rb") as stream:
+            with line, line.makefile("rb") as stream:
                 while message := wire.read(stream):
                     kind, *content = message
                     if kind == DRAINED:
@@ -181,6 +182,7 @@ class Supervisor:
                         self._end_triton()
                     elif kind == DEAD:
                         _LOG.error("%s", content[0])
+                        self._is_dead = True
                         break
         except OSError:
             pass  # an end like any other

@@ -58,13 +58,16 @@ def test_closed_streams(verb: str, engine: TinyEngine, tmp_path: Path) -> None:
 
 
 def test_no_file_gets_the_number_of_a_closed_stream() -> None:
-    """What a library prints would go into it."""
+    """What a library prints would go into it, or what a program prints that is started."""
     code = """
-import os, sys
+import os, subprocess, sys
 import dflash_trt.cli.frame as frame
 from dflash_trt.cli import main
 places = lambda: [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
-frame.run = lambda app: sys.exit(places() != ["/dev/null"] * 3)
+def check(app):
+    started = subprocess.run(["readlink", *(f"/proc/self/fd/{number}" for number in (0, 1, 2))])
+    sys.exit(places() != ["/dev/null"] * 3 or started.returncode)
+frame.run = check
 main()
 """
     shell = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", code]

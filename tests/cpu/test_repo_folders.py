@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dflash_trt import swap
 from dflash_trt.errors import ConfigError
 from dflash_trt.serve import launch
 from dflash_trt.serve.launch import Ports, serve_with_triton
@@ -71,6 +72,16 @@ def test_an_engine_is_not_replaced(engine: TinyEngine, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a model repository"):
         write_repository(copy, OPTIONS, force=True)
     assert content(copy) == before
+
+
+def test_what_a_server_runs_from_is_not_replaced(tmp_path: Path) -> None:
+    made = write_repository(tmp_path / "repo", OPTIONS)
+    before = content(made)
+    with swap.held(made), pytest.raises(ConfigError, match="of a server that runs"):
+        write_repository(made, ServeOptions(engine="/engines/two"), force=True)
+    assert content(made) == before
+    write_repository(made, ServeOptions(engine="/engines/two"), force=True)
+    assert content(made) != before
 
 
 def test_an_empty_folder_is_filled_when_told_to(tmp_path: Path) -> None:

@@ -83,6 +83,17 @@ def test_a_certificate_that_cannot_be_written_after_all_was_printed(
     assert "c.json cannot be written: No space left on device" in said
 
 
+def test_a_certificate_is_kept_when_nobody_reads_what_is_printed(
+    verify: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("dflash_trt.cli.verify.print_json", gone)
+    assert verify("--certificate", tmp_path / "c.json", "--json")[0] == 141
+    assert json.loads((tmp_path / "c.json").read_text())["lossless"]
+
+
 def test_a_prompt_that_does_not_fit_is_named(verify: Run, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\n\n" + "long " * 200 + "\nthree\n")
     code, out, said = verify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -58,6 +59,40 @@ def test_a_second_signal_is_told_from_a_time_out(
     assert run(tmp_path, 1, 1.0)[0] == 1
     assert "did not end within 1 s of the signal" in caplog.text
     assert "second" not in caplog.text
+
+
+READY = """
+import http.server, os, signal, socket, sys
+from dflash_trt.serve.sharing import DEAD
+from dflash_trt.serve.wire import packed
+line = socket.socket(socket.AF_UNIX)
+line.bind(sys.argv[1])
+line.listen()
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Health)
+server.timeout = 0.1
+def engine():
+    other, _ = line.accept()
+    other.recv(1)  # told to drain
+    other.sendall(packed(DEAD, "a step hangs"))
+import threading; threading.Thread(target=engine, daemon=True).start()
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+while True: server.handle_request()
+"""
+
+
+def test_an_engine_that_dies_while_it_drains_is_no_orderly_end(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = tmp_path / "engine.socket"
+    command = [sys.executable, "-c", READY, str(place), str(port)]
+    made = Supervisor(command, dict(os.environ), f"http://127.0.0.1:{port}/", place, 60)
+    assert made.run(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 1
 
 
 def test_a_signal_while_the_child_starts_reaches_it(
