@@ -16,6 +16,7 @@ import yaml
 from charts import CHART, Values, merged, the
 
 from dflash_trt.serve.metrics import RefusalReason
+from dflash_trt.serve.supervisor import EXIT_MARGIN_S
 from dflash_trt.text.stop import FinishReason
 
 RULES: Values = {"metrics": {"rules": {"enabled": True}}}
@@ -58,7 +59,7 @@ STORIES: dict[str, tuple[list[dict[str, str]], dict[str, set[str]]]] = {
     ),
     "a drain that does not end": (
         [*WELL, *pod(), series(DRAINING, "0+0x40 1+0x40")],
-        {"12m": set(), "13m": {"DflashDrainTooLong"}},
+        {"13m": set(), "14m": {"DflashDrainTooLong"}},
     ),
     "a drain that cuts requests off": (
         [*WELL, *pod(), series(FINISHED, f"0+0x40 3+0x1 {GONE}", reason="shutdown")],
@@ -70,7 +71,20 @@ STORIES: dict[str, tuple[list[dict[str, str]], dict[str, set[str]]]] = {
     ),
     "a container that is started again": (
         [*WELL, *pod(f"1+0x40 {GONE} _x8 700+0x800")],
-        {"10m": set(), "14m": {"DflashRestarted"}, "40m": set()},
+        {"10m": set(), "14m": {"DflashRestarted"}, "40m": {"DflashRestarted"}, "45m": set()},
+    ),
+    "one whose start takes as long as it may": (
+        [*WELL, *pod(f"1+0x40 {GONE} _x59 1500+0x400")],
+        {"24m": set(), "26m": {"DflashRestarted"}},
+    ),
+    "pods that Prometheus finds by another monitor": (
+        [
+            series(START, f"1+0x40 {GONE}", job="llm/service"),
+            series(START, "_x40 1+0x400", job="llm/pods"),
+            series("up", f"1+0x40 {GONE}", job="llm/service"),
+            series("up", "_x40 1+0x400", job="llm/pods"),
+        ],
+        {"11m": set(), "30m": set(), "1h": set()},
     ),
     "one that is started again and again": (
         [*WELL, *pod("1+0x40 700+0x40 1300+0x40 1900+0x40")],
@@ -90,7 +104,15 @@ STORIES: dict[str, tuple[list[dict[str, str]], dict[str, set[str]]]] = {
     ),
     "all pods leave Prometheus' sight": (
         pod(f"1+0x40 {GONE}", f"1+0x40 {GONE}"),
-        {"14m": set(), "16m": {"DflashNoServer"}},
+        {"14m": set(), "16m": {"DflashNoServer"}, "5h": {"DflashNoServer"}},
+    ),
+    "they stay away for longer than a server is remembered": (
+        pod(f"1+0x40 {GONE} _x1600 9+0x200", f"1+0x40 {GONE} _x1600 1+0x200"),
+        {"5h": {"DflashNoServer"}, "6h30m": {"DflashNoServer"}, "7h": set()},
+    ),
+    "a release that was never up": (
+        [series("up", "0+0x100")],
+        {"20m": set()},
     ),
     "a pod that never comes up": (
         [*WELL, series("up", "0+0x900"), series("up", "1+0x900", "demo-dflash-triton-cpu-1-2")],
@@ -153,7 +175,54 @@ def test_a_drain_and_a_start_may_take_what_this_release_says() -> None:
     own = {"drain": {"longestRequestSeconds": 700}, "probes": {"startupSeconds": 1800}}
     found = rules(merged(RULES, own, {"build": {"maxSeconds": 7200}}))
     names = ("DflashDrainTooLong", "DflashMetricsGone", "DflashNotStarted")
-    assert [found[name]["for"] for name in names] == ["700s", "1800s", "9300s"]
+    assert [found[name]["for"] for name in names] == ["775s", "1800s", "9300s"]
+
+
+def windows(values: Values) -> dict[str, str]:
+    """How far back the rules that count restarts look."""
+    found = rules(values)
+    names = ("DflashRestarted", "DflashCrashLoop")
+    return {name: re.findall(r"\[(\w+)\]", found[name]["expr"])[0] for name in names}
+
+
+def test_restarts_are_seen_however_long_a_start_takes() -> None:
+    assert windows(RULES) == {"DflashRestarted": "1800s", "DflashCrashLoop": "7200s"}
+    slow = merged(RULES, {"probes": {"startupSeconds": 1800}})
+    assert windows(slow) == {"DflashRestarted": "2700s", "DflashCrashLoop": "10800s"}
+
+
+def test_a_drain_is_too_long_when_its_server_should_have_ended() -> None:
+    found = rules(merged(RULES, {"drain": {"longestRequestSeconds": 700}}))
+    wait = int(found["DflashDrainTooLong"]["for"].removesuffix("s"))
+    assert wait > 700 + EXIT_MARGIN_S
+
+
+def test_what_is_gone_is_told_by_its_pod_and_not_by_how_it_was_found() -> None:
+    expression = rules()["DflashMetricsGone"]["expr"]
+    assert len(re.findall(r"\b(?:unless|and)\b", expression)) == 2
+    assert len(re.findall(r"\b(?:unless|and) on \(namespace, pod\)", expression)) == 2
+
+
+def test_that_no_server_reports_stays_an_alert_of_the_same_labels() -> None:
+    """What served is forgotten after six hours; from then on the alert itself is remembered."""
+    expression = rules()["DflashNoServer"]["expr"]
+    first, still = expression.split(" or ")
+    assert "[6h]" in first
+    assert re.match(r'absent\(dflash_start_time_seconds{namespace="llm",pod=~"demo-', still)
+    assert 'and on (namespace) ALERTS{alertname="DflashNoServer",alertstate="firing"' in still
+
+
+def seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
+def test_the_file_has_the_limits_of_a_default_release() -> None:
+    (group,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    of_file = {rule["alert"]: rule for rule in group["rules"]}
+    for name, window in windows(RULES).items():
+        assert seconds(window) == seconds(re.findall(r"\[(\w+)\]", of_file[name]["expr"])[0])
+    for name in ("DflashMetricsGone", "DflashDrainTooLong"):
+        assert seconds(rules()[name]["for"]) == seconds(of_file[name]["for"])
 
 
 def test_the_file_is_a_default_release_for_any_prometheus() -> None:

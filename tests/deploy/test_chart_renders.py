@@ -161,7 +161,8 @@ def test_no_secret_is_in_a_manifest(name: str) -> None:
 
 
 def test_versions_agree() -> None:
+    """The chart has a version of its own: its values change without the server."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == dflash_trt.__version__
+    assert chart["appVersion"] == dflash_trt.__version__
     images = {spec["containers"][0]["image"] for _, spec in pod_templates({})}
     assert images == {f"dflash-trt/{name}:{dflash_trt.__version__}" for name in ("server", "build")}

@@ -56,6 +56,30 @@ def test_triton_is_published_on_request_and_the_notes_say_what_that_means(way: s
     assert "asks for no key" in render_text(values)["NOTES.txt"]
 
 
+OFF: dict[str, Values] = {
+    "gateway": {"gateway": {"triton": True, "grpc": {"enabled": True}}},
+    "ingress": {"ingress": {"triton": True}},
+    "service": {"service": {"triton": True}},
+}
+
+
+@pytest.mark.parametrize("way", OFF)
+def test_the_notes_warn_of_nothing_that_is_off(way: str) -> None:
+    values = merged(KEY, OFF[way])
+    assert not set(published(values))
+    assert "asks for no key" not in render_text(values)["NOTES.txt"]
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_the_notes_say_that_triton_is_not_published(way: str) -> None:
+    """It was by these values alone, in charts before 0.2.0."""
+    told = "Published is OpenAI's API alone"
+    assert told in render_text(WAYS_IN[way])["NOTES.txt"]
+    assert told not in render_text({})["NOTES.txt"]
+    for more in WITH_TRITON.values():
+        assert told not in render_text(more)["NOTES.txt"]
+
+
 def test_the_production_example_publishes_what_its_key_guards() -> None:
     values = example("production")
     assert [arg for arg in server(values)["args"] if arg.startswith("--api-key-file=")]

@@ -8,6 +8,7 @@ from charts import Values, merged, pool, refusal, render
 BUILD = {"gpus": 0, "engine": {"build": {"target": "qwen3-4b"}}}
 CLOSED = {"server": {"openai": {"enabled": False}}}
 STORE = {"source": "store:engines/x", "sizeLimit": "1Gi"}
+GATEWAY = {"enabled": True, "parentRefs": [{"name": "p"}]}
 SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
 
 
@@ -134,6 +135,14 @@ def test_refused_by_the_schema(values: Values, message: str) -> None:
             "set RCLONE_CONFIG_STORE_TYPE in engine.objectStore.env, or name a secret",
         ),
         (
+            pool(engine={"objectStore": {**STORE, "source": "store,env_auth=true:b/x"}}),
+            "which nothing describes: set RCLONE_CONFIG_STORE_TYPE in engine.objectStore.env",
+        ),
+        (
+            pool(engine={"objectStore": {**STORE, "env": {"RCLONE_CONFIG_STORE_SAS_URL": "x"}}}),
+            "pools: a has RCLONE_CONFIG_STORE_SAS_URL in engine.objectStore.env, which is named",
+        ),
+        (
             pool(engine={"objectStore": {**STORE, "env": {"RCLONE_CONFIG_STORE_KEY": "x"}}}),
             "pools: a has RCLONE_CONFIG_STORE_KEY in engine.objectStore.env, which is named like a "
             "secret: put it into engine.objectStore.secret",
@@ -155,6 +164,18 @@ def test_refused_by_the_schema(values: Values, message: str) -> None:
             "service: a NodePort would have no ports: set server.openai.enabled or service.triton",
         ),
         (
+            {"gateway": {**GATEWAY, "grpc": {"hostnames": ["grpc.example.com"]}}},
+            "gateway: grpc.hostnames are of a GRPCRoute, which is made only with "
+            "gateway.grpc.enabled: true",
+        ),
+        (
+            merged(
+                CLOSED,
+                {"gateway": {**GATEWAY, "hostnames": ["a.b"], "grpc": {"enabled": True}}},
+            ),
+            "gateway: hostnames are of the HTTPRoute, and there is none without",
+        ),
+        (
             {"extraEnv": [{"name": "MY_TOKEN", "value": "abc"}]},
             "extraEnv: MY_TOKEN is named like a secret and has a plain value: "
             "use valueFrom.secretKeyRef",
@@ -172,6 +193,22 @@ def test_a_gpu_pool_with_a_device_is_taken(args: list[str]) -> None:
 
 def test_what_a_parent_chart_passes_is_taken() -> None:
     assert render({"global": {"imageRegistry": "x"}}) == render({})
+
+
+def test_a_gateway_that_is_off_may_keep_its_hostnames() -> None:
+    hostnames = {"hostnames": ["a.b"], "grpc": {"hostnames": ["c.d"]}}
+    assert render({"gateway": hostnames}) == render({})
+
+
+def test_a_remote_may_be_a_connection_string() -> None:
+    store = {"source": "store,env_auth=true:b/x", "env": {"RCLONE_CONFIG_STORE_TYPE": "s3"}}
+    assert render(pool(engine={"objectStore": {**STORE, **store}}))
+
+
+def test_where_a_token_comes_from_is_no_secret() -> None:
+    url = {"RCLONE_CONFIG_STORE_TYPE": "box", "RCLONE_CONFIG_STORE_TOKEN_URL": "https://a.b"}
+    assert render(pool(engine={"objectStore": {**STORE, "env": url}}))
+    assert render({"extraEnv": [{"name": "MY_TOKEN_URL", "value": "https://a.b"}]})
 
 
 def test_a_secret_by_reference_is_taken() -> None:

@@ -12,11 +12,17 @@
 TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|_KEY$|_PASS$|CREDENTIALS|SAS_URL
 {{- end -}}
 
+{{/* Whether a variable of this name would hold a secret. Where to ask for a token is none; Azure's SAS URL is. */}}
+{{- define "dflash.isSecret" -}}
+{{- if and (regexMatch (include "dflash.secretNames" .) .) (or (hasSuffix "SAS_URL" .) (not (hasSuffix "_URL" .))) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* What a schema cannot say. Fails with one line each. */}}
 {{- define "dflash.validate" -}}
 {{- include "dflash.validatePublished" . -}}
 {{- $values := .Values -}}
-{{- $secretNames := include "dflash.secretNames" . -}}
 {{- $seen := dict -}}
 {{- $claims := dict -}}
 {{- $scaled := "" -}}
@@ -60,7 +66,7 @@ TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|_KEY$|_PASS$|CREDENTIALS|SAS_URL
   {{- end -}}
 {{- end -}}
 {{- range $values.extraEnv -}}
-  {{- if and (hasKey . "value") (regexMatch $secretNames .name) -}}
+  {{- if and (hasKey . "value") (include "dflash.isSecret" .name) -}}
     {{- fail (printf "extraEnv: %s is named like a secret and has a plain value: use valueFrom.secretKeyRef" .name) -}}
   {{- end -}}
 {{- end -}}
@@ -83,12 +89,12 @@ TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|_KEY$|_PASS$|CREDENTIALS|SAS_URL
 {{- end -}}
 {{- with .engine.objectStore -}}
   {{- range $name, $_ := .env -}}
-    {{- if regexMatch (include "dflash.secretNames" $) $name -}}
+    {{- if include "dflash.isSecret" $name -}}
       {{- fail (printf "pools: %s has %s in engine.objectStore.env, which is named like a secret: put it into engine.objectStore.secret" $pool.name $name) -}}
     {{- end -}}
   {{- end -}}
-  {{- /* ":s3,env_auth:bucket/path" says all of it by itself. */}}
-  {{- $remote := first (splitList ":" .source) -}}
+  {{- /* "store,env_auth=true:bucket/path" adds to a remote, ":s3,env_auth:bucket/path" says all by itself. */}}
+  {{- $remote := first (splitList ":" .source) | splitList "," | first -}}
   {{- $type := printf "RCLONE_CONFIG_%s_TYPE" (upper $remote) -}}
   {{- if and $remote (not .secret) (not (hasKey (.env | default dict) $type)) -}}
     {{- fail (printf "pools: %s copies its engine from the remote %s, which nothing describes: set %s in engine.objectStore.env, or name a secret" $pool.name $remote $type) -}}
@@ -104,6 +110,14 @@ TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|_KEY$|_PASS$|CREDENTIALS|SAS_URL
 {{- end -}}
 {{- if and .Values.gateway.enabled (not (or $openai .Values.gateway.triton .Values.gateway.grpc.enabled)) -}}
   {{- fail "gateway: there is nothing to route to: set server.openai.enabled, gateway.triton or gateway.grpc.enabled" -}}
+{{- end -}}
+{{- with .Values.gateway -}}
+  {{- if and .enabled .grpc.hostnames (not .grpc.enabled) -}}
+    {{- fail "gateway: grpc.hostnames are of a GRPCRoute, which is made only with gateway.grpc.enabled: true" -}}
+  {{- end -}}
+  {{- if and .enabled .hostnames (not (or $openai .triton)) -}}
+    {{- fail "gateway: hostnames are of the HTTPRoute, and there is none without server.openai.enabled or gateway.triton" -}}
+  {{- end -}}
 {{- end -}}
 {{- if and (ne .Values.service.type "ClusterIP") (not (or $openai .Values.service.triton)) -}}
   {{- fail (printf "service: a %s would have no ports: set server.openai.enabled or service.triton" .Values.service.type) -}}
