@@ -1,4 +1,4 @@
-"""Rotary embedding tables, computed once at build time in FP32 as Hugging Face does.
+"""Rotary embedding: frequencies of a rule, and tables, in FP32 as Hugging Face computes them.
 
 Rules: `transformers.modeling_rope_utils` (default, linear, llama3, yarn); YaRN is arXiv 2309.00071.
 """
@@ -15,16 +15,22 @@ from dflash_trt.config import RopeConfig
 from dflash_trt.errors import UnsupportedArchitecture
 
 F32 = npt.NDArray[np.float32]
+YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""What the reference takes where a YaRN rule says nothing."""
 
 
 def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[F32, F32]:
     """cos and sin, float32 [num_positions, head_dim / 2], already times the attention factor."""
-    inverse, factor = _inverse_frequencies(rope, head_dim)
+    inverse, factor = inverse_frequencies(rope, head_dim)
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse[None, :]
     return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
 
 
-def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[F32, float]:
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[F32, float]:
+    """Radians a position, float32 [head_dim / 2], and what cos and sin are multiplied with.
+
+    Raises `UnsupportedArchitecture` for a kind that is not known.
+    """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inverse = (1.0 / np.power(np.float32(rope.theta), exponent)).astype(np.float32)
     params = rope.params
@@ -57,9 +63,9 @@ def _yarn(inverse: F32, theta: float, head_dim: int, params: dict[str, Any]) -> 
     def dim_of(rotations: float) -> float:
         return (head_dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
-    low = dim_of(params.get("beta_fast") or 32.0)
-    high = dim_of(params.get("beta_slow") or 1.0)
-    if params.get("truncate", True):
+    params = YARN_DEFAULTS | params
+    low, high = dim_of(params["beta_fast"]), dim_of(params["beta_slow"])
+    if params["truncate"]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:

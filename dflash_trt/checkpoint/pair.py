@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoint.drafter import folder_config as drafter_facts
 from dflash_trt.checkpoint.drafter import open_drafter
+from dflash_trt.checkpoint.rope import same_rule
 from dflash_trt.checkpoint.target import folder_config as target_facts
 from dflash_trt.checkpoint.target import is_gguf, open_target
 from dflash_trt.checkpoint.tensors import TensorSource
@@ -103,7 +103,7 @@ def check_pair(
             "before the final norm, which not every training tool does"
         )
     own, others = drafter.attention.rope, target.attention.rope
-    if not _same_rule(own, others):
+    if not same_rule(own, others, target.attention.head_dim):
         remarks.append(
             f"the drafter's rotary rule ({_rule(own)}) differs from the target's "
             f"({_rule(others)}): the drafter's own is used; one that was exported with a wrong "
@@ -121,15 +121,6 @@ def check_block(config: PairConfig, block: int) -> None:
             f"choose a block in 2..{trained}",
             choice="block",
         )
-
-
-def _same_rule(one: RopeConfig, other: RopeConfig) -> bool:
-    """Whether two models turn alike, as far as their files tell."""
-    if not math.isclose(one.theta, other.theta, rel_tol=1e-6):  # GGUF has it in 32 bits
-        return False
-    if {one.kind, other.kind} == {"llama3", "table"}:  # GGUF has llama3's divisors, not its numbers
-        return True
-    return one.kind == other.kind and one.params == other.params
 
 
 def _rule(rope: RopeConfig) -> str:

@@ -1,12 +1,19 @@
-"""Rotary-embedding rules out of `config.json`, in the old and the transformers-5 spelling."""
+"""Rotary-embedding rules out of `config.json`, in the old and the transformers-5 spelling.
+
+And whether two rules, be they from there or from GGUF, are the same.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
+
+import numpy as np
 
 from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.config import RopeConfig
 from dflash_trt.errors import UnsupportedArchitecture
+from dflash_trt.rotary import YARN_DEFAULTS, inverse_frequencies
 
 REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -22,6 +29,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 YARN_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 # Where the reference reads 0 as absent.
 ZERO_IS_ABSENT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+# What the reference takes where nothing is said.
+DEFAULTS = {"partial_rotary_factor": 1.0, **YARN_DEFAULTS}
 _NOT_PARAMS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 # What a nested object may leave to the top level.
 _ALSO_FLAT = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
@@ -76,7 +85,7 @@ def _rules(facts: Facts) -> Facts:
     # Transformers reads rope_scaling first, others rope_parameters: only agreement is safe.
     for key in dict.fromkeys(("rope_type", *new.data, *old.data)):
         first, second = (_stated(facts, nested, key) for nested in (new, old))
-        if key != "type" and first != second:
+        if key != "type" and _filled(key, first) != _filled(key, second):
             one, other = ("nothing" if v is None else brief(v) for v in (first, second))
             raise facts.error(
                 f"rope_parameters and rope_scaling disagree on {brief(key)[1:-1]}: "
@@ -93,6 +102,12 @@ def _stated(facts: Facts, nested: Facts, key: str) -> Any:
     if key == "rope_type":
         return nested.get("type") or "default"
     return facts.get(key) if key in _ALSO_FLAT else None
+
+
+def _filled(key: str, value: Any) -> Any:
+    """A value as stated, or what its absence means."""
+    absent = value is None or (key in ZERO_IS_ABSENT and value == 0)
+    return DEFAULTS.get(key) if absent else value
 
 
 def _refuse_partial(facts: Facts) -> None:
@@ -140,3 +155,12 @@ def _original_length(facts: Facts, rules: Facts) -> int:
     if facts.has(key) and rules.has(key) and facts.integer(key) != rules.integer(key):
         facts.fail(key, f"is {facts.get(key)} at top level and {rules.get(key)} in the rope rules")
     return rules.integer(key) if rules.has(key) or not facts.has(key) else facts.integer(key)
+
+
+def same_rule(one: RopeConfig, other: RopeConfig, head_dim: int) -> bool:
+    """Whether two models turn alike, however their files say it. `head_dim`: of both."""
+    (ours, scale), (theirs, others) = (inverse_frequencies(r, head_dim) for r in (one, other))
+    # GGUF has its numbers in 32 bits.
+    return np.allclose(ours, theirs, rtol=1e-5, atol=0) and math.isclose(
+        scale, others, rel_tol=1e-5
+    )

@@ -35,9 +35,9 @@ from dflash_trt.graph.compounds import compaction, prefix_count
 from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
 from dflash_trt.nets.layers import Span
 from dflash_trt.nets.penalties import Adjustment
-from dflash_trt.nets.rotary import rotary_tables
 from dflash_trt.nets.sampling import Sampling, Special, choose
 from dflash_trt.nets.target import target_forward, target_logits
+from dflash_trt.rotary import rotary_tables
 
 
 def trace_step(pair: PairConfig, block: int, num_positions: int) -> Graph:

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from dflash_trt.build.recipe import find_recipe
 from dflash_trt.checkpoint import locate, open_target
+from dflash_trt.checkpoint.tied import check_tied_head
 from dflash_trt.config import RopeConfig, TargetConfig
 from dflash_trt.errors import ConfigError, UnsupportedArchitecture
 from dflash_trt.text import Tokenizer
@@ -79,11 +80,13 @@ def find_target(name: str) -> Path:
 
 def read_facts(path: Path) -> TargetConfig:
     """A target's facts. Raises `CheckpointError`, also for what only this recipe cannot do."""
-    config = open_target(path).config
+    target = open_target(path)
+    config = target.config
     if any(mask.window for mask in config.masks):
         raise UnsupportedArchitecture(f"{path}: has sliding windows, which the recipe has not")
     if config.attention.qkv_bias != config.attention.o_bias:
         raise UnsupportedArchitecture(f"{path}: some projections of its attention have a bias")
+    check_tied_head(config, target.source)
     return config
 
 

@@ -10,9 +10,10 @@ import target as targets
 import tokenizers
 import torch
 from origin import choose_layers
+from safetensors.torch import load_file, save_file
 from target import ChatFormat, find_mask_token
 
-from dflash_trt.errors import ConfigError, UnsupportedArchitecture
+from dflash_trt.errors import BadTensor, ConfigError, UnsupportedArchitecture
 from dflash_trt.text import Tokenizer
 from tiny import save_target
 
@@ -66,6 +67,24 @@ def test_windows_are_refused(tmp_path: Path) -> None:
     save_target(tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=2)
     with pytest.raises(UnsupportedArchitecture, match="sliding windows"):
         targets.read_facts(tmp_path)
+
+
+def test_a_tied_target_whose_stored_head_differs_is_refused_before_any_work(
+    tmp_path: Path,
+) -> None:
+    """An engine would be refused after the training, which had taken the embedding."""
+    save_target(tmp_path, tie_word_embeddings=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    head = weights["model.embed_tokens.weight"].clone()
+    for changed in (head, head * 2):
+        stored = weights | {"lm_head.weight": changed}
+        save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+        if changed is head:
+            targets.read_facts(tmp_path)
+    with pytest.raises(BadTensor, match="although tie_word_embeddings is true"):
+        targets.read_facts(tmp_path)
+    with pytest.raises(BadTensor, match="although tie_word_embeddings is true"):
+        targets.load_target(tmp_path)
 
 
 def test_layers_by_number_or_by_name() -> None:

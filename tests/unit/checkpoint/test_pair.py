@@ -106,6 +106,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
         (YARN, {"rope_theta": ..., "rope_parameters": YARN | {"factor": 2.0}},
          ("factor 2,", "factor 4,")),
         (YARN, {"rope_theta": ..., "rope_parameters": YARN}, ()),
+        (YARN, {"rope_theta": ..., "rope_parameters": YARN | {"beta_fast": 32, "truncate": True}},
+         ()),
     ],
 )  # fmt: skip
 def test_rotary_rules_that_differ_are_named_and_the_drafters_own_is_used(
