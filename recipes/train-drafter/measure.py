@@ -2,10 +2,11 @@
 
     python measure.py previous=DIR new=DIR -o measured.json
 
-Engines of one target. Each prompt is answered greedily in turn by plain decoding (the first
-engine's) and by every engine at every verify width, in one process, so that a drift of the
-machine meets all alike. Ratios to plain decoding are taken prompt by prompt and their medians
-reported, with how many answers equal plain decoding's.
+Engines of one target. Each prompt is answered greedily by every engine in turn, by plain decoding
+and at every verify width, in one process, so that a drift of the machine meets all alike. Ratios to
+the same engine's plain decoding (the same step is some percent faster in one of two loaded engines
+than in the other) are taken prompt by prompt and their medians reported, with how many answers
+equal plain decoding's.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def _one_prompt(
 ) -> dict[str, Any]:
     first = next(iter(engines.values()))
     ids = first.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    plain = first.generate(ids, params, width=1)
     runs: dict[str, Any] = {}
     for name, engine in engines.items():
+        plain = engine.generate(ids, params, width=1)
         for width in (w for w in widths if w <= engine.session.limits.block):
             made = engine.generate(ids, params, width=width)
             runs[f"{name} {width}"] = {
@@ -58,6 +59,7 @@ def _one_prompt(
                 "accepted": list(made.stats.accepted),
                 "offered": list(made.stats.offered),
                 "ratio": plain.decode_s / made.decode_s if made.decode_s else 1.0,
+                "rate": (len(made.token_ids) - 1) / made.decode_s if made.decode_s else 0.0,
             }
     return runs
 
@@ -74,6 +76,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 round(a / o, 3) for a, o in zip(accepted, offered, strict=True) if o
             ],
             "over_plain": round(statistics.median(run["ratio"] for run in runs), 3),
+            "tokens_per_s": round(statistics.median(run["rate"] for run in runs), 1),
             "same_tokens": sum(run["same"] for run in runs),
         }
     return summary
