@@ -28,7 +28,7 @@ def load(folder: Path, threads: int = 1) -> tuple[Engine, Recording]:
 def measures(folder: Path, slots: int | None = None, threads: int = 1) -> bool:
     """Whether a start runs steps to measure them."""
     engine, session = load(folder, threads)
-    costs = engine.auto_width(slots, budget_s=0.2).costs
+    costs = engine.auto_width(slots, budget_s=1.0).costs
     assert costs.seconds(1, 1) > 0
     return bool(session.steps)
 
