@@ -89,7 +89,8 @@ class DrafterConfig:
     """Facts of a DFlash v1 drafter. `block_size` counts the anchor: K-1 drafts per block.
 
     In a pair, `vocab_size` counts the rows of the embedding and head that it uses, be they its own
-    or the target's.
+    or the target's. `draft_vocab_size` counts the rows of a head that scores some tokens only,
+    those of the draft vocabulary; None: it scores all.
     """
 
     vocab_size: int
@@ -110,6 +111,12 @@ class DrafterConfig:
     input_embedding_scale: float
     output_multiplier: float
     final_logit_softcapping: float | None
+    draft_vocab_size: int | None = None
+
+    @property
+    def head_rows(self) -> int:
+        """How many tokens the head scores."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
 
 def max_positions(model: TargetConfig | DrafterConfig) -> int:

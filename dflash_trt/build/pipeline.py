@@ -17,10 +17,11 @@ from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
 from dflash_trt.build.tensorrt import check_buildable
 from dflash_trt.build.trt_engine import write_tensorrt
+from dflash_trt.checkpoint.draft_vocab import read_ids
 from dflash_trt.checkpoint.locate import is_on_hub, locate
 from dflash_trt.checkpoint.pair import Pair, check_block, read_facts, read_pair
 from dflash_trt.checkpoint.target import load_tokenizer
-from dflash_trt.checkpoint.tied import check_tied_head
+from dflash_trt.checkpoint.tied import check_tied_head, without_copies
 from dflash_trt.config import BuildChoices, PairConfig, max_positions
 from dflash_trt.engine_dir import (
     BY_PLUGIN,
@@ -51,6 +52,7 @@ class Plan:
     weight_bytes: int
     versions: Mapping[str, str]  # of the packages that the build uses
     plugin: Path | None  # the library that does the KV injection; None for native layers
+    draft_vocab: Path | None  # the file that names the drafter's tokens, where the user gave one
 
     @property
     def device(self) -> Device:
@@ -75,13 +77,14 @@ def plan(
     *,
     target_base: Path | None = None,
     drafter_base: Path | None = None,
+    draft_vocab: Path | None = None,
     plugin: str = AUTO,
 ) -> Plan:
     """Read and check everything but the weights' bytes. Missing choices come from the pair.
 
     A relative path is looked up in its base (a recipe's folder), else where the user stands.
-    `plugin`: see `choose_plugin`. Raises `CheckpointError`, `PairMismatch`, `ConfigError`,
-    `MissingPackage` for TensorRT, or `PluginError`.
+    `draft_vocab`: see `read_pair`; `plugin`: see `choose_plugin`. Raises `CheckpointError`,
+    `PairMismatch`, `ConfigError`, `MissingPackage` for TensorRT, or `PluginError`.
     """
     device = device_of(choices.get("device", CPU))
     if "precision" in choices:
@@ -91,9 +94,12 @@ def plan(
     if any(is_on_hub(*place) for place in places):
         # Weights are gigabytes: first the small files, which say whether they are of any use.
         small = (locate(*place, facts_only=True) for place in places)
-        _resolve(choices, read_facts(*small))
+        facts = read_facts(*small)
+        _resolve(choices, facts)
+        if draft_vocab is not None:
+            read_ids(draft_vocab, facts.target.vocab_size)
     target_path, drafter_path = (locate(*place) for place in places)
-    pair = read_pair(target_path, drafter_path)
+    pair = read_pair(target_path, drafter_path, draft_vocab)
     resolved = _resolve(choices, pair.config)
     head_dim = pair.config.drafter.attention.head_dim
     library = choose_plugin(plugin, device, resolved.precision, head_dim)
@@ -107,6 +113,7 @@ def plan(
         weight_bytes=_weight_bytes(pair, resolved),
         versions=versions,
         plugin=library,
+        draft_vocab=draft_vocab,
     )
 
 
@@ -117,22 +124,23 @@ def build(plan: Plan, output: Path, *, force: bool, progress: Progress) -> Engin
     """
     device = plan.device
     output = swap.real_path(output)
-    config = EngineConfig(
-        device.backend, plan.choices, plan.pair.config, plan.versions.get(device.backend)
-        if device.is_gpu else None, plan.kv_injection,
-    )  # fmt: skip
     _check_disk(output, plan.weight_bytes)
     tokenizer = load_tokenizer(plan.target)
     check_tied_head(plan.pair.config.target, plan.pair.target_source)
+    pair = without_copies(plan.pair)
+    config = EngineConfig(
+        device.backend, plan.choices, pair.config, plan.versions.get(device.backend)
+        if device.is_gpu else None, plan.kv_injection,
+    )  # fmt: skip
     rows = contract.cache_rows(plan.choices.max_seq_len, plan.choices.block)
-    graph = trace_step(plan.pair.config, plan.choices.block, rows)
+    graph = trace_step(pair.config, plan.choices.block, rows, pair.draft_ids)
     manifest = _manifest(plan)
-    vocab_size = plan.pair.config.target.vocab_size
+    vocab_size = pair.config.target.vocab_size
     write_gpu = partial(write_tensorrt, vocab_size=vocab_size, plugin=plan.plugin)
     write = write_gpu if device.is_gpu else write_onnx
     with writing_engine(output, config, manifest, force=force) as folder:
         tokenizer.export(folder)
-        reader = Reporting(plan.pair.weights(), progress, plan.source_bytes)
+        reader = Reporting(pair.weights(), progress, plan.source_bytes)
         manifest |= write(graph, plan.choices, reader, folder)
         progress("checksums", plan.source_bytes, plan.source_bytes)
     return engine_dir.open_engine(output, check_hashes=False)
@@ -190,11 +198,16 @@ def _check_disk(output: Path, needed: int) -> None:
 
 def _manifest(plan: Plan) -> dict[str, Any]:
     """Where the engine came from and what made it; the writer adds the files' sums."""
+    sides = {"target": plan.target, "drafter": plan.drafter}
+    sources = {
+        side: {"reference": plan.references[side], "files": _files_of(path)}
+        for side, path in sides.items()
+    }
+    if plan.draft_vocab is not None:
+        files = _files_of(plan.draft_vocab)
+        sources["draft_vocab"] = {"reference": str(plan.draft_vocab), "files": files}
     return {
-        "sources": {
-            side: {"reference": plan.references[side], "files": _files_of(path)}
-            for side, path in (("target", plan.target), ("drafter", plan.drafter))
-        },
+        "sources": sources,
         "versions": {"dflash_trt": dflash_trt.__version__, **plan.versions},
     }
 

@@ -20,7 +20,8 @@ from dflash_trt.flavor import CPU
 PACKAGED = "dflash_trt.recipes"  # the folder engines/ as it is installed
 CHOICES = tuple(field.name for field in dataclasses.fields(BuildChoices))
 HOW_TO = "engines/README.md says what a recipe looks like"
-_FIELDS = {"target", "drafter", "description", *CHOICES}
+DRAFT_VOCAB = "draft_vocab"
+_FIELDS = {"target", "drafter", "description", DRAFT_VOCAB, *CHOICES}
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Recipe:
     target: str
     drafter: str
     choices: Mapping[str, Any]
+    draft_vocab: Path | None = None
 
     @property
     def name(self) -> str:
@@ -109,5 +111,11 @@ def read_recipe(file: Path) -> Recipe:
     for key in ("target", "drafter"):
         if not isinstance(data.get(key), str):
             raise ConfigError(f"recipe {file} has no {key}", hint=HOW_TO)
+    vocab = data.get(DRAFT_VOCAB)
+    if not (vocab is None or isinstance(vocab, str)):
+        raise ConfigError(
+            f"recipe {file}: {DRAFT_VOCAB} is {vocab!r}, expected the name of a file", hint=HOW_TO
+        )
     choices = {key: data[key] for key in CHOICES if key in data}
-    return Recipe(file, data["target"], data["drafter"], choices)
+    chosen = None if vocab is None else file.parent / vocab
+    return Recipe(file, data["target"], data["drafter"], choices, chosen)

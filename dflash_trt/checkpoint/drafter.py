@@ -1,4 +1,4 @@
-"""DFlash v1 drafters in z-lab's format: `config.json` as facts, plus checked tensors."""
+"""DFlash v1 drafters: `config.json` as facts, plus checked tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.checkpoint.draft_vocab import TO_DRAFT, TO_TARGET, DraftIds, stored_ids
 from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.checkpoint.locate import MASK_EMBEDDINGS
 from dflash_trt.checkpoint.model_facts import (
@@ -20,6 +21,7 @@ from dflash_trt.checkpoint.model_facts import (
 )
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, drafter_shapes
+from dflash_trt.checkpoint.speculators import TRAINING_TENSORS, is_speculators, plain_facts
 from dflash_trt.checkpoint.target import config_facts
 from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
 from dflash_trt.checkpoint.variants import (
@@ -40,11 +42,15 @@ _ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(original_)
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter that was read and whose tensors fit its config; `notes` are for the user."""
+    """A drafter that was read and whose tensors fit its config; `notes` are for the user.
+
+    `draft_ids` int32 [draft_vocab_size]: the tokens of its draft vocabulary, if it has one.
+    """
 
     config: DrafterConfig
     source: TensorSource
     notes: tuple[str, ...]
+    draft_ids: DraftIds | None = None
 
 
 def open_drafter(path: Path) -> Drafter:
@@ -62,12 +68,21 @@ def open_drafter(path: Path) -> Drafter:
     facts = _facts(path, notes)
     source = _plain_names(SafetensorsSource(path))
     refuse_foreign_tensors(source, source.names())
-    config = _config(facts, source.names())
+    rows = _draft_vocab_size(facts)
+    ids = stored_ids(source, facts.integer("vocab_size"), rows)
+    if ids is None and rows is not None:
+        facts.fail(
+            "draft_vocab_size",
+            f"is {rows} of {facts.get('vocab_size')} tokens, but no tensor {TO_TARGET} says which",
+            "download the drafter again, or export it with its vocabulary",
+        )
+    source = _without_tables(facts, source)
+    config = _config(facts, source.names(), None if ids is None else len(ids))
     check_layer_count(config.num_layers, source)
     check_shapes(drafter_shapes(config), source)
     for key in unused_keys(facts.data):
         facts.note(f"dflash_config.{brief(key)[1:-1]} is not used")
-    return Drafter(config, source, tuple(notes))
+    return Drafter(config, source, tuple(notes), ids)
 
 
 def folder_config(folder: Path) -> DrafterConfig:
@@ -75,7 +90,8 @@ def folder_config(folder: Path) -> DrafterConfig:
 
     Whether it has an embedding and a head of its own is then unknown: it is taken to have both.
     """
-    return _config(_facts(folder, []), [EMBEDDING, LM_HEAD])
+    facts = _facts(folder, [])
+    return _config(facts, [EMBEDDING, LM_HEAD], _draft_vocab_size(facts))
 
 
 def read_drafter_config(path: Path) -> DrafterConfig:
@@ -88,6 +104,8 @@ def read_drafter_config(path: Path) -> DrafterConfig:
 
 def _facts(folder: Path, notes: list[str]) -> Facts:
     facts = config_facts(folder, notes)
+    if is_speculators(facts):
+        facts = plain_facts(facts)
     refuse_foreign_config(facts)
     refuse_quantized(facts)
     side_files = sorted(folder.glob(MASK_EMBEDDINGS))
@@ -112,7 +130,33 @@ def _plain_names(source: TensorSource) -> TensorSource:
     return RenamedSource(source, stored)
 
 
-def _config(facts: Facts, names: Sequence[str]) -> DrafterConfig:
+def _without_tables(facts: Facts, source: TensorSource) -> TensorSource:
+    """Without the tables of a draft vocabulary, which are no weights, and what is for training."""
+    names = [name for name in source.names() if name not in (TO_TARGET, TO_DRAFT)]
+    kept = [name for name in names if not name.startswith(TRAINING_TENSORS)]
+    if len(kept) < len(names):
+        left = next(name for name in names if name not in kept)
+        facts.note(f"tensor {left} is not used: it is for training")
+    return RenamedSource(source, {name: name for name in kept})
+
+
+def _draft_vocab_size(facts: Facts) -> int | None:
+    """How many tokens the drafter can draft, where these are not all.
+
+    More rows than the vocabulary has are padding. A head that has them is refused for its shape.
+    """
+    place = first(facts, "draft_vocab_size")
+    rows = place.optional_integer("draft_vocab_size", low=1)
+    if rows is None or rows == facts.integer("vocab_size"):
+        return None
+    if rows > facts.integer("vocab_size"):
+        numbers = f"draft_vocab_size is {rows} and vocab_size {facts.get('vocab_size')}"
+        facts.note(f"{numbers}: the former is not used")
+        return None
+    return rows
+
+
+def _config(facts: Facts, names: Sequence[str], draft_vocab_size: int | None) -> DrafterConfig:
     sizes = read_sizes(facts)
     block_size = _both(facts, "block_size").integer("block_size", low=2, high=MAX_BLOCK)
     softcap = first(facts, "final_logit_softcapping")
@@ -145,6 +189,7 @@ def _config(facts: Facts, names: Sequence[str]) -> DrafterConfig:
         input_embedding_scale=_scale(facts, "input_embedding_scale"),
         output_multiplier=_scale(facts, "output_multiplier"),
         final_logit_softcapping=cap if cap > 0 else None,  # the reference's own rule
+        draft_vocab_size=draft_vocab_size,
     )
 
 

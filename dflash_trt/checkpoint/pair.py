@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.checkpoint.draft_vocab import DraftIds, read_ids
 from dflash_trt.checkpoint.drafter import folder_config as drafter_facts
 from dflash_trt.checkpoint.drafter import open_drafter
 from dflash_trt.checkpoint.rope import same_rule
@@ -14,27 +15,36 @@ from dflash_trt.checkpoint.target import is_gguf, open_target
 from dflash_trt.checkpoint.tensors import TensorSource
 from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.config import DrafterConfig, PairConfig, RopeConfig, TargetConfig
-from dflash_trt.errors import PairMismatch
+from dflash_trt.errors import ConfigError, PairMismatch
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Everything read from two checkpoints; `warnings` are one-line remarks for the user."""
+    """Everything read from two checkpoints; `warnings` are one-line remarks for the user.
+
+    `draft_ids` int32 [draft_vocab_size]: the tokens of the draft vocabulary, in the order of the
+    drafter's head. `selects_rows`: its head is these rows of a larger one, its own or the target's.
+    """
 
     config: PairConfig
     target_source: TensorSource
     drafter_source: TensorSource
     warnings: tuple[str, ...]
+    draft_ids: DraftIds | None = None
+    selects_rows: bool = False
 
     def weights(self) -> PairWeights:
         """Both models' tensors under the names of the step graph."""
-        return PairWeights(self.config, self.target_source, self.drafter_source)
+        rows = self.draft_ids if self.selects_rows else None
+        return PairWeights(self.config, self.target_source, self.drafter_source, rows)
 
 
-def read_pair(target: Path, drafter: Path) -> Pair:
+def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> Pair:
     """Read both checkpoints and check that they belong together; no weight bytes are read.
 
-    Raises `CheckpointError` for a bad checkpoint, `PairMismatch` for two that do not fit.
+    `draft_vocab`: a file that says what the drafter shall draft (`read_ids`). Raises
+    `CheckpointError` for a bad checkpoint, `PairMismatch` for two that do not fit, `ConfigError`
+    for a draft vocabulary that is not the target's.
     """
     read_target, read_drafter = open_target(target), open_drafter(drafter)
     remarks = check_pair(read_target.config, read_drafter.config)
@@ -42,11 +52,22 @@ def read_pair(target: Path, drafter: Path) -> Pair:
     if not (drafter_config.own_embedding or drafter_config.own_lm_head):
         vocab_size = read_target.config.vocab_size
         drafter_config = dataclasses.replace(drafter_config, vocab_size=vocab_size)
+    ids, selects = read_drafter.draft_ids, not drafter_config.own_lm_head
+    if draft_vocab is not None:
+        if ids is not None:
+            raise ConfigError(
+                f"{drafter} has a draft vocabulary of its own: {len(ids)} tokens",
+                hint="leave --draft-vocab out",
+            )
+        ids, selects = read_ids(draft_vocab, read_target.config.vocab_size), True
+        drafter_config = dataclasses.replace(drafter_config, draft_vocab_size=len(ids))
     return Pair(
         PairConfig(read_target.config, drafter_config),
         read_target.source,
         read_drafter.source,
         (*read_target.notes, *read_drafter.notes, *remarks),
+        ids,
+        selects and ids is not None,
     )
 
 

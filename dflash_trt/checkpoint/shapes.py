@@ -48,7 +48,7 @@ def drafter_shapes(config: DrafterConfig) -> Shapes:
     if config.own_embedding:
         shapes["embed_tokens.weight"] = (config.vocab_size, hidden)
     if config.own_lm_head:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes["lm_head.weight"] = (config.head_rows, hidden)
     return shapes
 
 

@@ -33,12 +33,10 @@ _OTHER_ARCHITECTURES = {
     "Qwen3DFlash2Model": "DFlash 2",
     "DSparkDraftModel": "DSpark",
     "Qwen3DSparkModel": "DSpark",
-    "DFlashSpeculator": "a speculators-format drafter",
+    "DFlashSpeculator": "a speculators-format drafter without speculators_model_type",
     "DflashDraftModel": "Open Spec Config",
 }
 _FOREIGN_KEYS = {
-    "speculators_model_type": "a speculators-format drafter",
-    "speculators_config": "a speculators-format drafter",
     "open_spec_config_version": "Open Spec Config",
     "jetspec_config": "JetSpec",
 }
@@ -54,8 +52,6 @@ _FOREIGN_TENSORS = {
     "causal_head": "JetSpec",
     "attention_sink_bias": "a drafter with attention sinks (attention_sink_bias)",
     "self_attn.sinks": "a drafter with attention sinks",
-    "d2t": "a drafter with its own reduced vocabulary (d2t)",
-    "t2d": "a drafter with its own reduced vocabulary (t2d)",
     "encoder.fc.": "Muse-Glimmer assistant",
 }
 
@@ -134,18 +130,10 @@ def _refuse_options(facts: Facts, dflash: Facts) -> None:
     mode = dflash.get("attention_mode")
     if mode not in (None, "gqa", "mha"):
         raise _refusal(facts, f"dflash_config.attention_mode is {brief(mode)}")
-    # More rows than the vocabulary has are padding. A head that has them is refused for its shape.
-    rows = first(facts, "draft_vocab_size").optional_integer("draft_vocab_size", low=1)
-    if rows is None or rows == facts.integer("vocab_size"):
-        return
-    numbers = f"draft_vocab_size is {rows} and vocab_size {facts.get('vocab_size')}"
-    if rows < facts.integer("vocab_size"):
-        raise _refusal(facts, f"{numbers}: this drafter has its own reduced vocabulary")
-    facts.note(f"{numbers}: the former is not used")
 
 
 def _refusal(facts: Facts, found: str) -> UnsupportedArchitecture:
     return UnsupportedArchitecture(
         f"{facts.path}: {found}, which is not supported",
-        f"supported drafters: z-lab's DFlash v1 ({ARCHITECTURE})",
+        f"supported drafters: DFlash v1, as z-lab ({ARCHITECTURE}) or speculators store it",
     )

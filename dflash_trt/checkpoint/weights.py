@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from dflash_trt.checkpoint.draft_vocab import ChosenRows, DraftIds
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.tensors import FloatArray, Q4Blocks, TensorInfo, TensorSource, shown
 from dflash_trt.config import PairConfig
@@ -23,10 +24,17 @@ class PairWeights:
 
     `target.lm_head.weight`, `drafter.embed_tokens.weight` and `drafter.lm_head.weight` can
     always be asked for: where the tensor is shared they are other names of the owner's. What is
-    read is finite: anything else is a `BadTensor`.
+    read is finite: anything else is a `BadTensor`. With `rows`, the tokens of a draft vocabulary,
+    the drafter's head is those rows of its own or the target's.
     """
 
-    def __init__(self, config: PairConfig, target: TensorSource, drafter: TensorSource) -> None:
+    def __init__(
+        self,
+        config: PairConfig,
+        target: TensorSource,
+        drafter: TensorSource,
+        rows: DraftIds | None = None,
+    ) -> None:
         self._target, self._drafter = target, drafter
         tied = config.target.tie_word_embeddings
         # A tied head that is stored as well is a copy: `check_tied_head` refuses others.
@@ -44,6 +52,12 @@ class PairWeights:
             self._aliases[DRAFTER + EMBEDDING] = TARGET + EMBEDDING
         if not config.drafter.own_lm_head:
             self._aliases[DRAFTER + LM_HEAD] = head
+        self._rows: ChosenRows | None = None
+        if rows is not None:
+            owner = self._aliases.pop(DRAFTER + LM_HEAD, DRAFTER + LM_HEAD)
+            source, stored = self._side(owner), self._stored[owner]
+            self._stored[DRAFTER + LM_HEAD] = LM_HEAD
+            self._rows = ChosenRows(source, stored, LM_HEAD, rows)
 
     @property
     def path(self) -> Path:
@@ -98,7 +112,10 @@ class PairWeights:
 
     def _find(self, name: str) -> tuple[TensorSource, str, str]:
         resolved = self.canonical(name)
-        return self._side(resolved), self._stored[resolved], resolved
+        source = self._side(resolved)
+        if resolved == DRAFTER + LM_HEAD and self._rows is not None:
+            source = self._rows
+        return source, self._stored[resolved], resolved
 
     def _side(self, name: str) -> TensorSource:
         return self._drafter if name.startswith(DRAFTER) else self._target

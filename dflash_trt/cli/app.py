@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dflash_trt import __version__
-from dflash_trt.cli import build, doctor, generate, inspect, serve, verify
+from dflash_trt.cli import build, doctor, draft_vocab, generate, inspect, serve, verify
 
 app = typer.Typer(
     name="dflash-trt",
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("build")(build.build)
+app.command("draft-vocab")(draft_vocab.draft_vocab)
 app.command("generate")(generate.generate)
 app.command("inspect")(inspect.inspect)
 app.command("serve")(serve.serve)

@@ -13,7 +13,14 @@ from dflash_trt.build.kv_injection import AUTO
 from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.build.pipeline import build as build_engine
 from dflash_trt.build.recipe import Recipe, find_recipe, recipe_names, remarks
-from dflash_trt.cli.output import JSON_OPTION, messages, print_json, print_rows, progress_bar
+from dflash_trt.cli.output import (
+    JSON_OPTION,
+    draft_vocab_rows,
+    messages,
+    print_json,
+    print_rows,
+    progress_bar,
+)
 from dflash_trt.engine_dir import EngineDir
 from dflash_trt.errors import ConfigError
 from dflash_trt.flavor import DEVICES, PRECISIONS
@@ -61,6 +68,11 @@ def build(
         "--logits",
         help="A GPU engine returns logits too, for logprobs; a CPU one always can.",
     ),
+    draft_vocab: Path | None = typer.Option(
+        None,
+        help="JSON list of token ids: the drafter drafts these alone, so its head is smaller and "
+        "faster. `dflash-trt draft-vocab` makes one. Default: the drafter's own, else all tokens.",
+    ),
     plugin: str = typer.Option(
         AUTO,
         metavar="auto|off|PATH",
@@ -87,7 +99,7 @@ def build(
         "logits": logits,
     }
     chosen = {key: value for key, value in flags.items() if value is not None}
-    made = _plan(target, drafter, recipe, chosen, plugin)
+    made = _plan(target, drafter, recipe, chosen, draft_vocab, plugin)
     warnings = [*remarks(target), *made.pair.warnings]
     for warning in warnings:
         messages.print(f"warning: {warning}", soft_wrap=True)
@@ -115,7 +127,12 @@ def build(
 
 
 def _plan(
-    target: str, drafter: str | None, recipe: Recipe | None, chosen: dict[str, Any], plugin: str
+    target: str,
+    drafter: str | None,
+    recipe: Recipe | None,
+    chosen: dict[str, Any],
+    draft_vocab: Path | None,
+    plugin: str,
 ) -> Plan:
     if recipe is not None:
         with recipe.blamed(chosen):
@@ -125,6 +142,8 @@ def _plan(
                 {**recipe.choices_for(chosen.get("device")), **chosen},
                 target_base=recipe.base,
                 drafter_base=recipe.base if drafter is None else None,
+                # A recipe's vocabulary was chosen for its own drafter, which may have one itself.
+                draft_vocab=draft_vocab or (recipe.draft_vocab if drafter is None else None),
                 plugin=plugin,
             )
     if drafter is None:
@@ -133,7 +152,7 @@ def _plan(
             f"{target} is not a recipe, and no --drafter is given",
             hint=f"recipes are {names}; for checkpoints give both --target and --drafter",
         )
-    return plan(target, drafter, chosen, plugin=plugin)
+    return plan(target, drafter, chosen, draft_vocab=draft_vocab, plugin=plugin)
 
 
 def _figures(made: Plan, engine: EngineDir, warnings: list[str], seconds: float) -> dict[str, Any]:
@@ -144,6 +163,7 @@ def _figures(made: Plan, engine: EngineDir, warnings: list[str], seconds: float)
         "target": made.references["target"],
         "drafter": made.references["drafter"],
         **dataclasses.asdict(made.choices),
+        "draft_vocab_size": made.pair.config.drafter.draft_vocab_size,
         "kv_injection": made.kv_injection,
         "plugin": None if made.plugin is None else str(made.plugin),
         "engine_bytes": sum(entry["bytes"] for entry in files),
@@ -170,6 +190,7 @@ def _print_table(figures: dict[str, Any]) -> None:
     print_rows(
         [
             *((key, figures[key]) for key in plain),
+            *draft_vocab_rows(figures["draft_vocab_size"]),
             ("kv injection", f"{way}{library}"),
             ("size", f"{figures['engine_bytes'] / 1e6:,.0f} MB"),
             ("caches", f"at most {per_slot:,.0f} MB each, {figures['max_slots']} slots"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dflash_trt.cli.output import JSON_OPTION, print_json, print_rows
+from dflash_trt.cli.output import JSON_OPTION, draft_vocab_rows, print_json, print_rows
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.inspection import describe
 
@@ -38,6 +38,7 @@ def _print_tables(figures: dict[str, Any]) -> None:
             *_side(figures, "drafter"),
             ("features", f"outputs of target layers {layers}"),
             ("mask token", figures["drafter"]["mask_token_id"]),
+            *draft_vocab_rows(figures["drafter"]["draft_vocab_size"]),
             ("caches", f"at most {figures['caches']['rows']} rows, {per_slot:,.0f} MB per slot"),
             *_verdict(figures["certificate"]),
             *_tensorrt(figures),

@@ -30,6 +30,11 @@ def print_rows(rows: Iterable[tuple[str, object]]) -> None:
         typer.echo(f"{name:{width}}  {value}")
 
 
+def draft_vocab_rows(size: int | None) -> list[tuple[str, object]]:
+    """What a table says of a draft vocabulary; nothing for a drafter that drafts every token."""
+    return [] if size is None else [("draft vocab", f"{size:,} tokens")]
+
+
 def progress_bar() -> Progress:
     """A bar on standard error; nothing where that is not a terminal."""
     return Progress(

@@ -82,10 +82,10 @@ def draft_hidden(
 
 
 def draft_logits(config: DrafterConfig, hidden: Tensor) -> Tensor:
-    """Final norm and head over block rows [B, R, H] -> F32 [B, R, V]."""
+    """Final norm and head over block rows [B, R, H] -> F32 [B, R, V], V of the draft vocabulary."""
     with scope("drafter.lm_head"):
         rows = norm(hidden, "drafter.norm.weight", config.rms_norm_eps)
-        head = LinearWeight("drafter.lm_head.weight", config.vocab_size)
+        head = LinearWeight("drafter.lm_head.weight", config.head_rows)
         logits = linear(rows, [head], DType.F32)[0]
         if config.output_multiplier != 1.0:
             logits = mul(logits, config.output_multiplier)

@@ -32,6 +32,8 @@ from dflash_trt.graph import (
     where,
 )
 
+NEVER = -1e30  # the logit of a token that cannot be chosen
+
 
 @dataclass(frozen=True)
 class Adjustment:
@@ -87,4 +89,4 @@ def _adjusted(logits: Tensor, a: Adjustment) -> Tensor:
     is_in_output = minimum(a.count, 1.0)
     value = sub(value, mul(per_slot(a.frequency), a.count))
     value = sub(value, mul(per_slot(a.presence), is_in_output))
-    return scatter_last(logits, a.ids, maximum(add(value, a.bias), -1e30))
+    return scatter_last(logits, a.ids, maximum(add(value, a.bias), NEVER))

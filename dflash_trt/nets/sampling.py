@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.graph import (
     DType,
@@ -51,7 +52,7 @@ from dflash_trt.graph import (
     where,
 )
 from dflash_trt.graph.compounds import threshold
-from dflash_trt.nets.penalties import Adjustment, adjust
+from dflash_trt.nets.penalties import NEVER, Adjustment, adjust
 
 PRIME = 2**31 - 1  # products of two residues fit INT64; 5 does not divide PRIME - 1
 NOISE_BITS = 23  # u = (bits + 1/2) / 2^23 is exact in FP32, so never 0 or 1
@@ -88,18 +89,50 @@ class Special:
         return Special(self.slots, self.source, self.sampling, adjustment)
 
 
-def choose(logits: Tensor, positions: Tensor, special: Special) -> Tensor:
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """The tokens that a drafter's head scores, where it does not score all."""
+
+    ids: npt.NDArray[np.int32]  # [N]: of the head's rows, none twice
+    vocab_size: int  # the target's
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        """The ids of rows of the head, of any shape."""
+        return take(constant(self.ids, DType.I32), rows, 0)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [M, R, N] at the places of their tokens [M, R, V]; all others are never chosen.
+
+        Target and drafter race with the same noise only over the same places.
+        """
+        size = len(self.ids)
+        place = np.full(self.vocab_size, size)
+        place[self.ids] = np.arange(size)
+        never = add(mul(reduce("max", logits, keepdims=True), 0.0), NEVER)
+        padded = concat([logits, never], 2, size + 1)
+        return take(padded, constant(place, DType.I32), 2)
+
+
+def choose(
+    logits: Tensor,
+    positions: Tensor,
+    special: Special,
+    vocabulary: DraftVocabulary | None = None,
+) -> Tensor:
     """Tokens int32 [B, R] for logits F32 [B, R, V]; positions int32 [B, R] are the tokens' own.
 
     Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, min-p, as
     Hugging Face applies them, after the adjustment. What slots need that are not special is the
-    argmax alone, whatever the others do.
+    argmax alone, whatever the others do. `vocabulary`: of the logits, where they are a drafter's
+    for some tokens only.
     """
     with scope("choose"):
-        greedy = argmax(logits)
+        best = argmax(logits)
+        greedy = best if vocabulary is None else vocabulary.tokens(best)
 
         def with_special() -> Tensor:
             rows, at = take(logits, special.slots, 0), take(positions, special.slots, 0)
+            rows = rows if vocabulary is None else vocabulary.spread(rows)
             choices = concat([greedy, _pick(rows, at, special)], 0, "choices")
             return take(choices, special.source, 0)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from dflash_trt import contract as c
 from dflash_trt.config import AttentionConfig, PairConfig
+from dflash_trt.errors import GraphError
 from dflash_trt.graph import (
     DType,
     Graph,
@@ -35,20 +39,44 @@ from dflash_trt.graph.compounds import compaction, prefix_count
 from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
 from dflash_trt.nets.layers import Span
 from dflash_trt.nets.penalties import Adjustment
-from dflash_trt.nets.sampling import Sampling, Special, choose
+from dflash_trt.nets.sampling import DraftVocabulary, Sampling, Special, choose
 from dflash_trt.nets.target import target_forward, target_logits
 from dflash_trt.rotary import rotary_tables
 
 
-def trace_step(pair: PairConfig, block: int, num_positions: int) -> Graph:
-    """The step graph of a pair for `block` (anchor counted); rotary tables of `num_positions`."""
+def trace_step(
+    pair: PairConfig,
+    block: int,
+    num_positions: int,
+    draft_ids: npt.NDArray[np.int32] | None = None,
+) -> Graph:
+    """The step graph of a pair for `block` (anchor counted); rotary tables of `num_positions`.
+
+    `draft_ids` [draft_vocab_size]: the tokens that the rows of the drafter's head stand for, where
+    the pair has a draft vocabulary.
+    """
     graph = Graph("step")
     with tracing(graph):
-        _step(graph, pair, block, num_positions)
+        _step(graph, pair, block, num_positions, _vocabulary(pair, draft_ids))
     return graph
 
 
-def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> None:
+def _vocabulary(
+    pair: PairConfig, draft_ids: npt.NDArray[np.int32] | None
+) -> DraftVocabulary | None:
+    named = None if draft_ids is None else len(draft_ids)
+    if named != pair.drafter.draft_vocab_size:
+        raise GraphError(f"{named} draft ids, but the head has {pair.drafter.head_rows} rows")
+    return None if draft_ids is None else DraftVocabulary(draft_ids, pair.target.vocab_size)
+
+
+def _step(
+    graph: Graph,
+    pair: PairConfig,
+    block: int,
+    num_positions: int,
+    vocabulary: DraftVocabulary | None,
+) -> None:
     tokens = graph.add_input(c.TOKENS, (c.SLOTS, c.STEP_TOKENS), DType.I32)
     length, count, known = (
         graph.add_input(name, (c.SLOTS,), DType.I32) for name in (c.LENGTH, c.COUNT, c.KNOWN)
@@ -94,7 +122,7 @@ def _step(graph: Graph, pair: PairConfig, block: int, num_positions: int) -> Non
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
     draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
     positions = _outer(start, draft_offsets)
-    drafted = choose(draft_rows, positions, special.for_drafts(draft_offsets))
+    drafted = choose(draft_rows, positions, special.for_drafts(draft_offsets), vocabulary)
 
     graph.add_output(c.COMMITTED, committed)
     graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))

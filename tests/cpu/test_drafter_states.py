@@ -45,7 +45,14 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "one-feature": {"layer_ids": [1]},
     "features-in-another-order": {"layer_ids": [2, 0, 1]},
-}
+    "draft-vocabulary": {"draft_ids": range(3, 160, 4)},
+    "draft-vocabulary-with-its-head": {"draft_ids": range(0, 160, 3), "has_own_head": True},
+    "draft-vocabulary-of-a-tied-target": {
+        "draft_ids": [7, 9, 12, 140], "target": {"tie_word_embeddings": True},
+    },
+    "draft-vocabulary-in-another-order": {"draft_ids": [90, 3, 41, 8], "has_own_head": True},
+    "draft-vocabulary-in-another-order-from-the-target": {"draft_ids": [90, 3, 41, 8]},
+}  # fmt: skip
 
 
 def features_of(pair: TinyPair, text: list[int]) -> Any:
@@ -63,9 +70,10 @@ def check_block(
     """
     bonus, *drafts = made["next_tokens"][row].tolist()
     context, hidden, logits = draft_states(pair, features_of(pair, text), bonus, len(drafts) + 1)
+    tokens = np.array(range(logits.shape[1]) if pair.draft_ids is None else pair.draft_ids)
     close(made["draft_hidden"][row], hidden)
-    close(made["draft_logits"][row], logits)
-    assert drafts == logits.argmax(-1).tolist()
+    close(made["draft_logits"][row], logits[:, tokens])
+    assert drafts == tokens[logits[:, tokens].argmax(-1)].tolist()
     fused = made["context"][row, :new]
     close(fused, context[-len(fused) :])
 

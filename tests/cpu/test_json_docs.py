@@ -101,6 +101,8 @@ def test_fields_of_every_command(
         "verify": run(*verify),
         "verify --certificate": run(*verify, "--certificate", tmp_path / "c.json"),
         "doctor": run("doctor"),
+        "draft-vocab": run("draft-vocab", prompts, "--target", pair.target_dir, "--size", 9,
+                           "-o", tmp_path / "ids.json"),
     }  # fmt: skip
     assert json.loads((tmp_path / "c.json").read_text()) == made["verify --certificate"]
     # What is empty when all is well, or on a machine without a GPU.

@@ -33,6 +33,10 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
         "target": {"tie_word_embeddings": True}, "is_causal": True,
     }),
     "sliding windows": ("qwen3", SLIDING),
+    "draft vocabulary": ("qwen3", {"draft_ids": range(1, 160, 2), "has_own_head": True}),
+    "draft vocabulary of a tied target": ("llama", {
+        "target": {"tie_word_embeddings": True}, "draft_ids": range(0, 160, 3),
+    }),
     "soft cap, biases": ("qwen3", {
         "target": {"attention_bias": True}, "dflash": {"final_logit_softcapping": 3.0},
     }),

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.graph import Tensor
-from dflash_trt.nets.sampling import Sampling, Special, choose
+from dflash_trt.nets.sampling import DraftVocabulary, Sampling, Special, choose
 from dflash_trt.runtime.session import StepRows
 from tiny import EngineMaker, ProbeMaker, Recording, Scripted, TinyEngine, TinyPair, greedy
 from tiny.noise import draw_of
@@ -30,7 +30,7 @@ DRAWS = 50_000
 
 def draw(
     folder: Path, logits: npt.NDArray[np.float32], temperature: Any, top_k: Any, top_p: Any,
-    seed: Any, positions: Any = None, min_p: Any = 0.0,
+    seed: Any, positions: Any = None, min_p: Any = 0.0, vocabulary: DraftVocabulary | None = None,
 ) -> npt.NDArray[np.int32]:  # fmt: skip
     """Tokens [B, R] for logits [B, R, V]; the rest are per slot. Greedy slots are not listed."""
     slots, rows, _ = logits.shape
@@ -39,7 +39,8 @@ def draw(
     def body(
         logits: Tensor, positions: Tensor, listed: Tensor, source: Tensor, **sampling: Tensor
     ) -> Tensor:
-        return choose(logits, positions, Special(listed, source, Sampling(**sampling)))
+        special = Special(listed, source, Sampling(**sampling))
+        return choose(logits, positions, special, vocabulary)
 
     listed = np.flatnonzero(np.broadcast_to(temperature, slots)).astype(np.int32)
     source = np.arange(slots, dtype=np.int32)
@@ -279,3 +280,25 @@ def test_generated_tokens_follow_the_targets_distribution(
         drawn.append(np.where(is_draft, read.next_tokens[:, 1], made.next_tokens[:, 0]))
     assert 0.02 * DRAWS < num_accepted < 0.98 * DRAWS
     check_follows(np.concatenate(drawn), first[0] @ second)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 5, 8, 9], [9, 0, 4], [11], list(range(12))])
+def test_a_draft_vocabulary_is_a_choice_among_all_tokens_of_which_most_are_impossible(
+    ids: list[int], tmp_path: Path
+) -> None:
+    """With the very noise of the whole vocabulary, or drafts would not be what the target draws."""
+    slots, rows = 40, 3
+    rng = np.random.default_rng(4)
+    every = rng.normal(0, 2, (slots, rows, 12)).astype(np.float32)
+    impossible = np.full_like(every, -np.inf)
+    impossible[..., ids] = every[..., ids]
+    settings = {
+        "temperature": np.tile([0.0, 0.7, 1.0, 1.3], 10), "top_k": np.tile([0, 0, 3, 2], 10),
+        "top_p": np.tile([1.0, 0.8, 1.0, 0.9], 10), "seed": np.arange(slots),
+        "min_p": np.tile([0.0, 0.1, 0.0, 0.0], 10),
+    }  # fmt: skip
+    vocabulary = DraftVocabulary(np.array(ids, np.int32), 12)
+    made = draw(tmp_path / "some", every[..., ids], **settings, vocabulary=vocabulary)
+    wanted = draw(tmp_path / "all", np.maximum(impossible, -1e30), **settings)
+    np.testing.assert_array_equal(made, wanted)
+    assert set(made.ravel().tolist()) <= set(ids)

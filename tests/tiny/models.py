@@ -12,6 +12,7 @@ import tokenizers
 import torch
 import transformers
 from dflash.model import DFlashDraftModel
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
@@ -46,6 +47,7 @@ class TinyPair:
     drafter: Any
     target_dir: Path
     drafter_dir: Path
+    draft_ids: tuple[int, ...] | None = None  # of the drafter's own draft vocabulary
 
     @property
     def block(self) -> int:
@@ -105,12 +107,33 @@ def save_pair(
     *,
     seed: int = 0,
     target: dict[str, Any] | None = None,
+    draft_ids: Sequence[int] | None = None,
+    has_own_head: bool = False,
     **drafter: Any,
 ) -> TinyPair:
-    """A target with options `target` and a drafter with the remaining options."""
+    """A target with options `target` and a drafter with the remaining options.
+
+    `draft_ids`: its draft vocabulary; with `has_own_head` it stores the target's rows for them.
+    """
     made = save_target(root / "target", family, seed, **(target or {}))
     draft = save_drafter(root / "drafter", made, seed=seed + 1, **drafter)
-    return TinyPair(made, draft, root / "target", root / "drafter")
+    if draft_ids is not None:
+        add_draft_vocabulary(root / "drafter", made, draft_ids, has_own_head)
+    ids = None if draft_ids is None else tuple(draft_ids)
+    return TinyPair(made, draft, root / "target", root / "drafter", ids)
+
+
+def add_draft_vocabulary(folder: Path, target: Any, ids: Sequence[int], has_own_head: bool) -> None:
+    """Store a draft vocabulary as speculators does: offsets, marks, and maybe a head."""
+    tokens = torch.tensor(list(ids))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["d2t"] = tokens - torch.arange(len(tokens))
+    tensors["t2d"] = torch.zeros(target.config.vocab_size, dtype=torch.bool)
+    tensors["t2d"][tokens] = True
+    if has_own_head:
+        tensors["lm_head.weight"] = target.get_output_embeddings().weight.detach()[tokens]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _edit_config(folder, draft_vocab_size=len(tokens))
 
 
 def train_drafter(pair: TinyPair, texts: torch.Tensor, prompt: int, steps: int) -> None:

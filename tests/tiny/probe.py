@@ -40,7 +40,7 @@ class Probe:
         read = read_pair(pair.target_dir, pair.drafter_dir)
         self.pair = read.config
         self.block = block or pair.block
-        graph = trace_step(read.config, self.block, capacity)
+        graph = trace_step(read.config, self.block, capacity, read.draft_ids)
         for name, tensor in taps(graph, len(read.config.drafter.target_layer_ids)).items():
             graph.add_output(name, tensor)
         folder.mkdir(parents=True, exist_ok=True)

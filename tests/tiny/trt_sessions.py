@@ -87,7 +87,7 @@ def _made(
     compute = PRECISION_TABLE[precision].compute
     formats = (lambda name: None) if compute == "fp32" else format_of(precision)
     return evaluator_of(
-        graph or trace_step(read.config, choices.block, rows),
+        graph or trace_step(read.config, choices.block, rows, read.draft_ids),
         TrtWeights(read.weights(), formats),
         compute,
         fixed=step_fixed(choices.block, rows),

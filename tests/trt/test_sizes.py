@@ -123,6 +123,17 @@ def test_a_pair_of_one_head_without_a_fused_kernel_builds(
     assert describe(engine)["tensorrt"]["step"]["engines"] == 1
 
 
+def test_a_pair_with_a_draft_vocabulary_builds_with_its_sampler(
+    make_pair: PairMaker, tmp_path: Path
+) -> None:
+    pair = make_pair(draft_ids=range(1, 160, 3))
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), GPU_CHOICES)
+    engine = build(planned, tmp_path / "engine", force=False, progress=lambda *_: None)
+    facts = describe(engine)
+    assert facts["drafter"]["draft_vocab_size"] == 53
+    assert facts["tensorrt"]["step"]["engines"] == 1
+
+
 @pytest.mark.parametrize("vocab", [7, 157])
 def test_no_sum_in_the_sampler_is_over_one_element(vocab: int) -> None:
     """TensorRT-RTX 1.7.1 cannot build that beside the noise, and a prime vocabulary had it."""

@@ -1,0 +1,70 @@
+"""Which tokens a text is made of: the choice of a draft vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.text.tokenizer import Tokenizer
+
+CHUNK_CHARS = 1 << 20  # what is encoded at once; cut at the end of a line
+
+
+@dataclass(frozen=True)
+class Frequent:
+    """The most frequent tokens of a text, ascending, and what share of the text they are."""
+
+    ids: tuple[int, ...]
+    num_tokens: int  # in the text
+    num_distinct: int
+    covered: float
+
+
+def most_frequent(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Frequent:
+    """The `size` tokens that occur most often; those that end a text are always among them.
+
+    What the text has too few of is filled up with the lowest ids: a tokenizer learns frequent
+    tokens first. Raises `ConfigError` for a size that the vocabulary has not, or an empty text.
+    """
+    vocab_size = tokenizer.vocab_size
+    if not 1 <= size <= vocab_size:
+        raise ConfigError(f"size is {size}, the target's vocabulary has {vocab_size} tokens")
+    counts = np.zeros(vocab_size, np.int64)
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        counts += np.bincount(ids, minlength=vocab_size)
+    total = int(counts.sum())
+    if total == 0:
+        raise ConfigError("the text is empty: there is nothing to count")
+    order = np.argsort(-counts, kind="stable")
+    always = list(tokenizer.stop_ids)[:size]
+    rest = order[~np.isin(order, always)]
+    chosen = np.sort([*always, *rest[: size - len(always)]])
+    return Frequent(
+        ids=tuple(int(token) for token in chosen),
+        num_tokens=total,
+        num_distinct=int(np.count_nonzero(counts)),
+        covered=float(counts[chosen].sum() / total),
+    )
+
+
+def read_texts(files: Iterable[Path], on_bytes: Callable[[int], None]) -> Iterator[str]:
+    """Pieces of text files, in order; `on_bytes` is told how many were read.
+
+    Raises `ConfigError` for a file that cannot be read or is not UTF-8.
+    """
+    for file in files:
+        try:
+            with file.open(encoding="utf-8") as stream:
+                while piece := stream.read(CHUNK_CHARS):
+                    piece += stream.readline()
+                    on_bytes(len(piece.encode()))
+                    yield piece
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: is not UTF-8 text") from error
