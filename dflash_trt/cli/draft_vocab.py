@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.target import load_tokenizer
 from dflash_trt.cli.output import JSON_OPTION, print_json, print_rows, progress_bar
 from dflash_trt.errors import ConfigError
-from dflash_trt.text.frequency import most_frequent, read_texts
+from dflash_trt.text.frequency import count_tokens, most_frequent, read_texts
 
 
 def draft_vocab(
@@ -38,7 +38,7 @@ def draft_vocab(
     with progress_bar() as bar:
         task = bar.add_task("tokens", total=sum(map(_size, texts)))
         pieces = read_texts(texts, lambda num_bytes: bar.advance(task, num_bytes))
-        found = most_frequent(tokenizer, pieces, size)
+        found = most_frequent(count_tokens(tokenizer, pieces), size, tokenizer.stop_ids)
     try:
         swap.write_file(output, (json.dumps(found.ids) + "\n").encode())
     except OSError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.text.tokenizer import Tokenizer
+
+Counts = npt.NDArray[np.int64]
 
 CHUNK_CHARS = 1 << 20  # what is encoded at once; cut at the end of a line
 
@@ -24,26 +27,30 @@ class Frequent:
     covered: float
 
 
-def most_frequent(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> Frequent:
-    """The `size` tokens that occur most often; those that end a text are always among them.
+def count_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
+    """How often each token occurs, int64 [vocab_size]. Raises `RequestError` for bad Unicode."""
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        counts += np.bincount(ids, minlength=len(counts))
+    return counts
+
+
+def most_frequent(counts: Counts, size: int, always: Collection[int]) -> Frequent:
+    """The `size` tokens that occur most often, with those of `always`: the ends of texts.
 
     What the text has too few of is filled up with the lowest ids: a tokenizer learns frequent
     tokens first. Raises `ConfigError` for a size that the vocabulary has not, or an empty text.
     """
-    vocab_size = tokenizer.vocab_size
-    if not 1 <= size <= vocab_size:
-        raise ConfigError(f"size is {size}, the target's vocabulary has {vocab_size} tokens")
-    counts = np.zeros(vocab_size, np.int64)
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        counts += np.bincount(ids, minlength=vocab_size)
+    if not 1 <= size <= len(counts):
+        raise ConfigError(f"size is {size}, the target's vocabulary has {len(counts)} tokens")
     total = int(counts.sum())
     if total == 0:
         raise ConfigError("the text is empty: there is nothing to count")
     order = np.argsort(-counts, kind="stable")
-    always = list(tokenizer.stop_ids)[:size]
-    rest = order[~np.isin(order, always)]
-    chosen = np.sort([*always, *rest[: size - len(always)]])
+    first = list(always)[:size]
+    rest = order[~np.isin(order, first)]
+    chosen = np.sort([*first, *rest[: size - len(first)]])
     return Frequent(
         ids=tuple(int(token) for token in chosen),
         num_tokens=total,

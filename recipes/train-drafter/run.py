@@ -1,4 +1,4 @@
-"""Scripts, responses and training in one call, with the time shared out.
+"""Scripts, responses, training and a draft vocabulary in one call, with the time shared out.
 
     python run.py -o out/train-drafter --minutes 12
 
@@ -25,6 +25,7 @@ from task import make_task
 from dflash_trt.checkpoint import open_drafter
 
 HERE = Path(__file__).parent
+VOCABULARY = "draft_vocab.json"
 LEAST_MINUTES = 8
 """SmolLM2 on two cores; in less, hardly an answer is begun before the responses' share is over."""
 SCRIPTS_A_MINUTE = 10_000 if DEVICE == "cuda" else 500
@@ -34,7 +35,7 @@ RESPONSES = 0.45
 
 
 def main() -> None:
-    """Run the three scripts one after another."""
+    """Run the scripts one after another."""
     args = arguments()
     if DEVICE == "cpu" and args.minutes < LEAST_MINUTES:
         fail(f"--minutes {args.minutes:g} is too short on a CPU, give at least {LEAST_MINUTES}")
@@ -48,7 +49,10 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     with alone(args.output):
         _run_all(args, origin, data, drafter, begin)
-    print(f"{drafter}: build it with dflash-trt build --target {args.target} --drafter {drafter}")
+    print(
+        f"{drafter}: build it with dflash-trt build --target {args.target} --drafter {drafter} "
+        f"--draft-vocab {drafter / VOCABULARY}"
+    )
 
 
 def _layers(args: argparse.Namespace, begin: str, data: Path) -> tuple[int, ...]:
@@ -82,6 +86,7 @@ def _run_all(
     mask = [f"--mask-token={args.mask_token}"] if args.mask_token else []
     shape = [*forwarded(args, add_shape), *mask, layers]
     _run("train.py", data, "-o", drafter, "--init", begin, *until(1), *workers, *shape, seed)
+    _run("vocabulary.py", data, "-o", drafter / VOCABULARY)
 
 
 def _run(script: str, *arguments: object) -> None:

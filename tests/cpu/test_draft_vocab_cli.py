@@ -17,7 +17,7 @@ from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import ConfigError
 from dflash_trt.text import Tokenizer
-from dflash_trt.text.frequency import most_frequent, read_texts
+from dflash_trt.text.frequency import count_tokens, most_frequent, read_texts
 from tiny import EngineMaker, PairMaker, Recording, TinyEngine, TinyPair
 
 Run = Callable[..., tuple[int, str, str]]
@@ -130,10 +130,10 @@ def test_what_is_counted_does_not_depend_on_how_it_is_read(
     text = tmp_path / "text"
     text.write_text("one line\n\nand another é\n" * 20)
     told: list[int] = []
-    whole = most_frequent(tokenizer, read_texts([text], told.append), 12)
+    whole = count_tokens(tokenizer, read_texts([text], told.append))
     assert sum(told) == text.stat().st_size
     monkeypatch.setattr("dflash_trt.text.frequency.CHUNK_CHARS", 7)
-    assert most_frequent(tokenizer, read_texts([text], told.append), 12) == whole
+    assert (count_tokens(tokenizer, read_texts([text], told.append)) == whole).all()
 
 
 def test_the_tokens_that_end_a_text_are_always_drafted(pair: TinyPair, tmp_path: Path) -> None:
@@ -142,13 +142,14 @@ def test_the_tokens_that_end_a_text_are_always_drafted(pair: TinyPair, tmp_path:
     (folder / "generation_config.json").write_text('{"eos_token_id": [150, 151]}')
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.stop_ids == (150, 151)
-    found = most_frequent(tokenizer, ["aaab"], 3)
+    counts = count_tokens(tokenizer, ["aaab"])
+    found = most_frequent(counts, 3, tokenizer.stop_ids)
     assert found.ids == tuple(sorted([*tokenizer.encode("a"), 150, 151]))
     assert found.covered == 0.75
     # Too few tokens in the text: the tokenizer's first ones fill up.
-    assert set(range(10)) < set(most_frequent(tokenizer, ["aaab"], 14).ids)
+    assert set(range(10)) < set(most_frequent(counts, 14, tokenizer.stop_ids).ids)
     with pytest.raises(ConfigError, match="empty"):
-        most_frequent(tokenizer, [], 3)
+        most_frequent(count_tokens(tokenizer, []), 3, ())
 
 
 @pytest.mark.parametrize("has_own_head", [False, True])

@@ -13,6 +13,7 @@ import run
 import scripts
 import torch
 import train
+import vocabulary
 from origin import Origin
 from scripts import Script, Source, read_scripts, write_scripts
 from shards import PREFIX, shard_files, write_file
@@ -24,9 +25,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Namespace]:
     given: dict[str, Namespace] = {}
 
     def call(command: list[str]) -> int:
-        module = {"scripts": scripts, "responses": responses, "train": train}[Path(command[1]).stem]
+        modules = {m.__name__: m for m in (scripts, responses, train, vocabulary)}
+        module = modules[Path(command[1]).stem]
         monkeypatch.setattr(sys, "argv", command[1:])
         args = given[module.__name__] = module.arguments()
+        if module is train:
+            args.output.mkdir(exist_ok=True)
         if module is scripts:
             rows = [Script(i, (), True, 0.0) for i in range(args.count)]
             write_scripts(args.output, Source(args.target, args.seed), rows)
@@ -55,7 +59,9 @@ def test_options_reach_the_script_that_has_them(
         "--mask-token", 5, "--features", "0,2", "--widths", 6, 3, "--block", 6, "--layers", 2,
         "--lr", 1e-4, "--workers", 3, "--threads", 3, "--slots", 7,
     )  # fmt: skip
-    assert list(told) == ["scripts", "responses", "train"]
+    assert list(told) == ["scripts", "responses", "train", "vocabulary"]
+    assert told["vocabulary"].data == told["responses"].output
+    assert told["vocabulary"].output == told["train"].output / "draft_vocab.json"
     assert (told["scripts"].target, told["scripts"].seed) == (str(target_folder), 3)
     assert told["responses"].scripts == told["scripts"].output
     assert told["responses"].features == (0, 2)
@@ -98,7 +104,7 @@ def test_a_second_call_goes_on(
     run_with(monkeypatch, "-o", tmp_path, "--features", "1,27", "--count", 50)
     told.clear()
     run_with(monkeypatch, "-o", tmp_path, "--count", 50)
-    assert list(told) == ["responses", "train"]
+    assert list(told) == ["responses", "train", "vocabulary"]
     assert told["train"].features == (1, 27)
     told.clear()
     run_with(monkeypatch, "-o", tmp_path, "--count", 60)

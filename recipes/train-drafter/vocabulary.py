@@ -1,0 +1,56 @@
+"""The tokens that the target's answers are made of, as a draft vocabulary for its drafter.
+
+    python vocabulary.py data -o drafter/draft_vocab.json
+
+`dflash-trt draft-vocab` does the same for texts in files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+from command import output_file, positive, run, texts_folder
+from origin import Origin
+from shards import read_shards
+from target import find_target
+
+from dflash_trt import swap
+from dflash_trt.checkpoint import load_tokenizer
+from dflash_trt.text.frequency import most_frequent
+
+SHARE = 6  # one token in so many: below 49,152 / 6 SmolLM2's acceptance falls faster than its cost
+
+
+def main() -> None:
+    """Count and write."""
+    args = arguments()
+    tokenizer = load_tokenizer(find_target(Origin.read(args.data).target))
+    size = args.size or max(1, tokenizer.vocab_size // SHARE)
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for text in read_shards(args.data):
+        answer = text.tokens[text.answer_start :].numpy()
+        # A target may have more rows than its tokenizer has tokens.
+        counts += np.bincount(answer, minlength=len(counts))[: len(counts)]
+    found = most_frequent(counts, size, tokenizer.stop_ids)
+    swap.write_file(args.output, (json.dumps(found.ids) + "\n").encode())
+    print(
+        f"{args.output}: {size:,} of {len(counts):,} tokens, {found.covered:.1%} of the answers'"
+        f" {found.num_tokens:,}"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=texts_folder, help="what responses.py wrote")
+    parser.add_argument("-o", "--output", type=output_file, required=True)
+    parser.add_argument(
+        "--size", type=positive, help=f"tokens; default: one in {SHARE} of the vocabulary"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(main)
