@@ -49,17 +49,22 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
     read_target, read_drafter = open_target(target), open_drafter(drafter)
     remarks = check_pair(read_target.config, read_drafter.config)
     drafter_config = read_drafter.config
-    if not (drafter_config.own_embedding or drafter_config.own_lm_head):
-        vocab_size = read_target.config.vocab_size
+    vocab_size = read_target.config.vocab_size
+    if not _has_rows_for_all(drafter_config):
         drafter_config = dataclasses.replace(drafter_config, vocab_size=vocab_size)
     ids, selects = read_drafter.draft_ids, not drafter_config.own_lm_head
+    if ids is not None and ids.max() >= vocab_size:
+        raise PairMismatch(
+            f"the drafter's draft vocabulary has token {ids.max()}, the target {vocab_size} tokens",
+            "this drafter was trained for another target",
+        )
     if draft_vocab is not None:
         if ids is not None:
             raise ConfigError(
                 f"{drafter} has a draft vocabulary of its own: {len(ids)} tokens",
                 hint="leave --draft-vocab out",
             )
-        ids, selects = read_ids(draft_vocab, read_target.config.vocab_size), True
+        ids, selects = read_ids(draft_vocab, vocab_size), True
         drafter_config = dataclasses.replace(drafter_config, draft_vocab_size=len(ids))
     return Pair(
         PairConfig(read_target.config, drafter_config),
@@ -105,7 +110,7 @@ def check_pair(
             f"embedding of {target.vocab_size} rows",
             "the drafter belongs to a target with a larger embedding",
         )
-    if tensors and (drafter.own_embedding or drafter.own_lm_head):
+    if tensors and _has_rows_for_all(drafter):
         # Draft ids are compared with the target's, so even an own head must count the same ids.
         _equal("vocab_size", drafter.vocab_size, "vocab_size", target.vocab_size)
     elif tensors and drafter.vocab_size != target.vocab_size:
@@ -131,6 +136,12 @@ def check_pair(
             "rule drafts badly"
         )
     return tuple(remarks)
+
+
+def _has_rows_for_all(drafter: DrafterConfig) -> bool:
+    """Whether a tensor of the drafter's own has one row for every token of the target."""
+    own_head = drafter.own_lm_head and drafter.draft_vocab_size is None
+    return drafter.own_embedding or own_head
 
 
 def check_block(config: PairConfig, block: int) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dflash_trt.checkpoint import open_drafter, open_target, read_pair
 from dflash_trt.checkpoint.draft_vocab import ChosenRows, read_ids
 from dflash_trt.checkpoint.pair import read_facts
-from dflash_trt.errors import BadTensor, CheckpointError, ConfigError, DFlashError
+from dflash_trt.errors import BadTensor, CheckpointError, ConfigError, DFlashError, PairMismatch
 
 VOCAB = 96
 IDS = [3, 4, 5, 40, 41, 95]
@@ -123,6 +123,20 @@ def test_a_head_of_its_own(tmp_path: Path, target: Path) -> None:
     drafter = save(tmp_path / "d", tables(IDS) | {HEAD: own}, draft_vocab_size=len(IDS))
     weights = read_pair(target, drafter).weights()
     np.testing.assert_array_equal(weights.read("drafter.lm_head.weight"), own.numpy())
+
+
+def test_a_head_of_some_tokens_need_not_count_the_padding_of_the_vocabulary(
+    tmp_path: Path, target: Path
+) -> None:
+    own = {HEAD: torch.randn(len(IDS), 64)}
+    for vocab_size in (97, 128):
+        extra = tables(IDS) | own
+        del extra["t2d"]
+        drafter = save(tmp_path / f"d{vocab_size}", extra, vocab_size=vocab_size)
+        assert read_pair(target, drafter).config.drafter.vocab_size == VOCAB
+    extra = {"d2t": torch.tensor([95, 95])} | {HEAD: torch.randn(2, 64)}
+    with pytest.raises(PairMismatch, match="has token 96, the target 96 tokens"):
+        read_pair(target, save(tmp_path / "d", extra, vocab_size=128))
 
 
 def test_a_head_of_chosen_rows(tmp_path: Path, target: Path) -> None:
