@@ -34,8 +34,8 @@ def requantized(pair: Pair, precision: str) -> tuple[str, ...]:
                 side = "target" if name.startswith(TARGET) else "drafter"
                 counts[side, info.dtype] += 1
     return tuple(
-        f"{side}: {count} weights are stored as {SCHEMES[dtype]}, which precision {precision} does "
-        "not take over: they are rounded a second time"
+        f"{side}: {count} of its weights are stored as {SCHEMES[dtype]}, and rounded a second time "
+        f"for precision {precision}"
         for (side, dtype), count in counts.items()
     )
 

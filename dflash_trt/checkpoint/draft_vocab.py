@@ -139,10 +139,12 @@ class ChosenRows:
     def float_codes(self, name: str) -> FloatCodes | None:
         """The rows' FP8 or NVFP4 codes, if the owner is stored in such."""
         stored = self._source.float_codes(self._stored)
-        if isinstance(stored, Nvfp4Weight):
-            scales = stored.block_scales[self._ids]
-            return Nvfp4Weight(stored.codes[self._ids], scales, stored.scale)
-        return stored and Fp8Weight(stored.codes[self._ids], stored.scale)
+        if stored is None:
+            return None
+        codes = stored.codes[self._ids]
+        if isinstance(stored, Fp8Weight):
+            return Fp8Weight(codes, stored.scale)
+        return Nvfp4Weight(codes, stored.block_scales[self._ids], stored.scale)
 
 
 def _check_marks(source: TensorSource, ids: npt.NDArray[np.int64], vocab_size: int) -> None:

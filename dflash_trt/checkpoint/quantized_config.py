@@ -160,7 +160,7 @@ def _compressed_scheme(weights: Facts, form: object) -> str:
 
 
 def _finegrained_fp8(section: Facts, place: str) -> Quantization:
-    """transformers' own FP8, in blocks; with null for a block, and vLLM's files, one scale."""
+    """transformers' own FP8, in blocks; with null for a block, and in AutoFP8's files one scale."""
     for key, usual in (("scale_fmt", "float"), ("fmt", "e4m3")):
         if section.has(key) and section.get(key) != usual:
             raise _unsupported(section.path, f"{KEY}.{key} {brief(section.get(key))}")

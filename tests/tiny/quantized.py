@@ -175,6 +175,9 @@ FORMS = {
     "transformers-fp8": Form(
         lambda w: _fp8_tensor(w, (), "weight_scale_inv"), FINEGRAINED | {"weight_block_size": None}
     ),
+    "autofp8": Form(
+        lambda w: _fp8_tensor(w, (1,)), {"quant_method": "fp8", "activation_scheme": "static"}
+    ),
 }
 
 

@@ -62,7 +62,7 @@ MIXED = {"a": modelopt("FP8"), "b": modelopt("NVFP4", group_size=16), "c": model
          {FP8}, None),
         (IN_BLOCKS, {FP8_BLOCK}, (32, 20)),
         (FINEGRAINED | {"weight_block_size": None}, {FP8}, None),
-        # transformers' own default, and what vLLM's files leave out.
+        # transformers' own default, and what AutoFP8's files leave out.
         (FINEGRAINED, {FP8, FP8_BLOCK}, (128, 128)),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,14 +22,19 @@ from checkpoint_files import (
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import FineGrainedFP8Config
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
 from dflash_trt.checkpoint import open_drafter, open_target, quantized
+from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.quantized import read_quantized
 from dflash_trt.checkpoint.quantized_config import (
     FP8,
     FP8_BLOCK,
     FP8_CHANNEL,
     NVFP4,
+    read_quantization,
 )
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.quantize.floats import Fp8Weight, Nvfp4Weight
@@ -41,6 +47,7 @@ SCHEMES = {
     "modelopt-nvfp4": NVFP4, "modelopt-w4a16-nvfp4": NVFP4, "compressed-fp8": FP8,
     "compressed-fp8-channel": FP8_CHANNEL, "compressed-fp8-block": FP8_BLOCK,
     "compressed-nvfp4": NVFP4, "transformers-fp8-block": FP8_BLOCK, "transformers-fp8": FP8,
+    "autofp8": FP8,
 }  # fmt: skip
 
 
@@ -115,6 +122,21 @@ def test_bytes_that_the_libraries_wrote(name: str, tmp_path: Path) -> None:
     source = read_stated(tmp_path, tensors, NVFP4)
     wanted = np.frombuffer(bytes.fromhex(written["floats"]), np.float32)
     np.testing.assert_array_equal(source.read("x.weight").reshape(-1), wanted)
+
+
+def test_what_transformers_own_functions_make_of_a_weight(tmp_path: Path) -> None:
+    config = FineGrainedFP8Config(weight_block_size=(32, 16))
+    holder = SimpleNamespace(quantization_config=config)
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(96, 48, generator=generator)
+    stored = Fp8Quantize(holder).convert({"x.weight": weight})
+    assert set(stored) == {"x.weight", "x.weight_scale_inv"}
+    wanted = Fp8Dequantize(holder)._dequantize_one(*stored.values(), torch.float32)
+    save_file(stored, tmp_path / "model.safetensors")
+    said = json.loads(config.to_json_string(use_diff=False))
+    facts = Facts(tmp_path / "config.json", {"quantization_config": said})
+    source = read_quantized(SafetensorsSource(tmp_path), read_quantization(facts), [])
+    np.testing.assert_array_equal(source.read("x.weight"), wanted.numpy())
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
