@@ -214,9 +214,11 @@ class QuantizedSource:
                 values = fp8_values(codes)
                 grid = self._scales(weight.scales).reshape(-1, self._columns(weight))
                 steps = grid[np.arange(rows.start, rows.stop) // weight.block[0]]
-            if steps.shape[1] > 1:
-                steps = np.repeat(steps, weight.block[1], axis=1)[:, : weight.shape[1]]
-            values *= steps
+            width = weight.block[1]
+            whole = weight.shape[1] // width
+            blocks = values[:, : whole * width].reshape(len(values), whole, width)  # a view
+            blocks *= steps[:, :whole, None]
+            values[:, whole * width :] *= steps[:, whole:]  # what is left of a block
         return values
 
     def _columns(self, weight: _Weight) -> int:

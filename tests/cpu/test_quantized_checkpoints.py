@@ -177,16 +177,20 @@ def logits_of(session: Session) -> Array:
     return np.concatenate(found)
 
 
-def product(x: Array, held: dict[str, FloatCodes], compute: str = "bf16") -> list[Array]:
+def product(
+    x: Array, held: dict[str, FloatCodes], compute: str = "bf16", bias: Array | None = None
+) -> list[Array]:
     """x times each of some stored weights, in one lowering."""
     kinds = {"fp8" if isinstance(codes, Fp8Weight) else "nvfp4" for codes in held.values()}
     graph = Graph("ops")
     with tracing(graph):
         act = g.cast(graph.add_input("x", x.shape, DType.F32), DType.ACT)
-        weights = [LinearWeight(name, len(codes.codes)) for name, codes in held.items()]
+        added = None if bias is None else "bias"
+        weights = [LinearWeight(name, len(codes.codes), added) for name, codes in held.items()]
         for index, tensor in enumerate(g.linear(act, weights)):
             graph.add_output(f"out{index}", g.cast(tensor, DType.F32))
-    reader = StoredArrays({}, held)  # `read` would fail: no weight is quantized anew
+    # `read` would fail for the weights: none is quantized anew.
+    reader = StoredArrays({} if bias is None else {"bias": bias}, held)
     network = evaluator_of(graph, TrtWeights(reader, lambda name: next(iter(kinds))), compute)
     made = network.run({"x": x})
     return [made[f"out{index}"] for index in range(len(held))]
@@ -219,6 +223,14 @@ def test_scales_of_any_size_are_applied_with_one_rounding(compute: str) -> None:
     for found, blocks in zip(product(x, four, compute), four.values(), strict=True):
         wanted = blocks.dequantize().T * np.float32(8 * 33 / 32)
         np.testing.assert_allclose(found[0], wanted, rtol=2.0**-7, atol=2.0**-25)
+
+
+def test_a_bias_is_added_to_a_scaled_product() -> None:
+    codes = np.random.default_rng(5).integers(0, 127, (32, 16), np.uint8)
+    weight = Fp8Weight(codes.view(ml_dtypes.float8_e4m3fn), 0.0123)
+    bias = np.random.default_rng(6).normal(0, 30, 32).astype(np.float32)
+    (found,) = product(np.eye(16, dtype=np.float32)[None] * np.float32(8), {"w": weight}, bias=bias)
+    np.testing.assert_allclose(found[0], weight.dequantize().T * 8 + bias, rtol=2.0**-8, atol=2e-3)
 
 
 def test_powers_of_two_stay_in_the_compute_type() -> None:
@@ -306,12 +318,25 @@ def test_layers_that_a_mixed_checkpoint_has_in_fp8_stay_so(
     assert held[f"{AT}mlp.up_proj.weight/codes"].dtype == ml_dtypes.float4_e2m1fn
 
 
+def test_the_head_of_a_tied_checkpoint_stays_in_the_compute_type(
+    make_pair: PairMaker, make_engine: EngineMaker, tmp_path: Path
+) -> None:
+    pair = make_pair("llama", seed=71, target={**WIDE["target"], "tie_word_embeddings": True})
+    made.save_quantized(pair.target_dir, tmp_path / "q", "modelopt-fp8")
+    held = constants(make_engine(dataclasses.replace(pair, target_dir=tmp_path / "q")), "fp8")
+    assert held["target.embed_tokens.weight"].dtype == ml_dtypes.bfloat16
+    assert not [name for name in held if "embed_tokens" in name and "/codes" in name]
+    assert "target.embed_tokens.weight/codes" in constants(make_engine(pair), "fp8")
+
+
 def test_a_plan_counts_what_is_left_in_the_compute_type(quantizing: Quantizing) -> None:
-    found = planned(quantizing("modelopt-fp8")[0], device="sm120", precision="fp8")
+    coded, _ = quantizing({"self_attn": "modelopt-fp8"}, "attention")
+    made.say(coded.target_dir, None, made.modelopt("FP8", exclude_modules=["*mlp*", "lm_head"]))
+    found = planned(coded, device="sm120", precision="fp8")
     weights, wanted = found.pair.weights(), 0
     for name in weights.names():
         is_small = "norm" in name or name == "drafter.fc.weight"
-        is_left = name in ("target.lm_head.weight", "target.embed_tokens.weight")
+        is_left = name.startswith("target.") and "self_attn" not in name
         wanted += math.prod(weights.info(name).shape) * (4 if is_small else 2 if is_left else 1)
     assert found.weight_bytes == wanted
 
