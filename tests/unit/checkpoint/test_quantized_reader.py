@@ -27,6 +27,7 @@ from transformers import FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
 from dflash_trt.checkpoint import open_drafter, open_target, quantized
+from dflash_trt.checkpoint.draft_vocab import ChosenRows
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantized import read_quantized
 from dflash_trt.checkpoint.quantized_config import (
@@ -286,3 +287,22 @@ def test_a_quantized_drafter(prefix: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(drafter.source.read(name.removeprefix("model.")), wanted)
     assert drafter.source.float_codes("layers.0.self_attn.q_proj.weight") is not None
     assert drafter.source.info("fc.weight").kept_as == "dense"
+
+
+@pytest.mark.parametrize("form", ["modelopt-fp8", "modelopt-nvfp4", "compressed-fp8-channel"])
+def test_a_draft_vocabulary_has_rows_of_a_quantized_head(
+    form: str, plain: Path, tmp_path: Path
+) -> None:
+    made.save_quantized(plain, tmp_path / "q", {"lm_head": form, "_proj.": form})
+    made.say(tmp_path / "q", made.FORMS[form].config, made.FORMS[form].modelopt)
+    source, ids = open_target(tmp_path / "q").source, np.array([3, 4, 90], np.int32)
+    rows = ChosenRows(source, "lm_head.weight", "head", ids)
+    wanted = source.read("lm_head.weight")[ids]
+    np.testing.assert_array_equal(rows.read("head"), wanted)
+    codes = rows.float_codes("head")
+    assert (codes is None) == (SCHEMES[form] == FP8_CHANNEL)
+    if codes is not None:
+        np.testing.assert_array_equal(codes.dequantize(), wanted)
+    embedding = ChosenRows(source, "model.embed_tokens.weight", "head", ids)
+    assert embedding.info("head").kept_as == "dense"
+    assert embedding.float_codes("head") is None
