@@ -24,6 +24,7 @@ from machine import machine
 
 from dflash_trt import contract
 from dflash_trt.build.tensorrt import build_engine
+from dflash_trt.checkpoint import TensorInfo
 from dflash_trt.config import (
     AttentionConfig,
     BuildChoices,
@@ -80,7 +81,7 @@ class RandomWeights(TrtWeights):
     """Weights of any name and shape, from a file that grows by what is asked for."""
 
     def __init__(self, file: Path, format_of: Any) -> None:
-        super().__init__(self, format_of)  # type: ignore[arg-type]  # only `canonical` is used
+        super().__init__(self, format_of)  # type: ignore[arg-type]  # `canonical` and `info` are used
         self._file = file
         self._generator = np.random.default_rng(0)
         self.num_bytes = 0
@@ -90,6 +91,10 @@ class RandomWeights(TrtWeights):
         """The drafter's table and head are the target's."""
         shared = ("drafter.embed_tokens.weight", "drafter.lm_head.weight")
         return name.replace("drafter.", "target.") if name in shared else name
+
+    def info(self, name: str) -> TensorInfo:
+        """As if no checkpoint said anything of it."""
+        return TensorInfo(name, (), "F32", Path())
 
     def dense(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """Random values of a type."""

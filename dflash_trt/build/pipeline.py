@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dflash_trt import contract, engine_dir, swap
 from dflash_trt.build.kv_injection import AUTO, choose_plugin
 from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
+from dflash_trt.build.requantized import own_precision, requantized
 from dflash_trt.build.tensorrt import check_buildable
 from dflash_trt.build.trt_engine import write_tensorrt
 from dflash_trt.checkpoint.draft_vocab import read_ids
@@ -100,7 +102,11 @@ def plan(
             read_ids(draft_vocab, facts.target.vocab_size)
     target_path, drafter_path = (locate(*place) for place in places)
     pair = read_pair(target_path, drafter_path, draft_vocab)
+    if "precision" not in choices and (own := own_precision(pair, device)) is not None:
+        choices = {**choices, "precision": own}
     resolved = _resolve(choices, pair.config)
+    warnings = (*pair.warnings, *requantized(pair, resolved.precision))
+    pair = dataclasses.replace(pair, warnings=warnings)
     head_dim = pair.config.drafter.attention.head_dim
     library = choose_plugin(plugin, device, resolved.precision, head_dim)
     return Plan(
@@ -179,8 +185,9 @@ def _source_bytes(pair: Pair) -> int:
 def _weight_bytes(pair: Pair, choices: BuildChoices) -> int:
     """Bytes of the engine's weights, within alignment and the small constants."""
     weights = pair.weights()
+    infos = (weights.info(name) for name in weights.names())
     return sum(
-        stored_bytes(choices.precision, name, weights.info(name).shape) for name in weights.names()
+        stored_bytes(choices.precision, info.name, info.shape, info.kept_as) for info in infos
     )
 
 

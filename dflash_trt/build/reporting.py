@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from dflash_trt.checkpoint.tensors import Q4Blocks, TensorInfo
 from dflash_trt.checkpoint.weights import PairWeights
 from dflash_trt.quantize.blocks import BLOCK_SIZE
+from dflash_trt.quantize.floats import FloatCodes
 
 F32 = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # stage, done bytes, total bytes
@@ -57,6 +59,13 @@ class Reporting:
         if blocks is not None:
             self._advance(4 * blocks.scales.size * BLOCK_SIZE)
         return blocks
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """Its FP8 or NVFP4 codes, if it is stored in such."""
+        codes = self._weights.float_codes(name)
+        if codes is not None:
+            self._advance(4 * math.prod(self.info(name).shape))
+        return codes
 
     def _count(self, array: F32) -> F32:
         self._advance(array.nbytes)

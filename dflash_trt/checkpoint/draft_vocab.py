@@ -6,6 +6,7 @@ draft the target still chooses, one token a step, so the text stays the same.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dflash_trt.checkpoint.tensors import (
     check_rows,
 )
 from dflash_trt.errors import BadTensor, CheckpointError, ConfigError
+from dflash_trt.quantize.floats import FloatCodes, Fp8Weight, Nvfp4Weight
 
 DraftIds = npt.NDArray[np.int32]
 
@@ -102,7 +104,7 @@ class ChosenRows:
     def info(self, name: str) -> TensorInfo:
         """Shape and type: the owner's but for the rows."""
         info = self._source.info(self._stored)
-        return TensorInfo(name, (len(self._ids), *info.shape[1:]), info.dtype, info.file)
+        return dataclasses.replace(info, name=name, shape=(len(self._ids), *info.shape[1:]))
 
     def read(self, name: str) -> FloatArray:
         """The rows as float32, C-contiguous."""
@@ -133,6 +135,16 @@ class ChosenRows:
             return None
         offsets = None if blocks.offsets is None else blocks.offsets[self._ids]
         return Q4Blocks(blocks.codes[self._ids], blocks.scales[self._ids], offsets)
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """The rows' FP8 or NVFP4 codes, if the owner is stored in such."""
+        stored = self._source.float_codes(self._stored)
+        if stored is None:
+            return None
+        codes = stored.codes[self._ids]
+        if isinstance(stored, Fp8Weight):
+            return Fp8Weight(codes, stored.scale)
+        return Nvfp4Weight(codes, stored.block_scales[self._ids], stored.scale)
 
 
 def _check_marks(source: TensorSource, ids: npt.NDArray[np.int64], vocab_size: int) -> None:

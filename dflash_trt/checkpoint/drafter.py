@@ -12,13 +12,9 @@ from pathlib import Path
 from dflash_trt.checkpoint.draft_vocab import TO_DRAFT, TO_TARGET, DraftIds, stored_ids
 from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.checkpoint.locate import MASK_EMBEDDINGS
-from dflash_trt.checkpoint.model_facts import (
-    Sizes,
-    read_attention,
-    read_sizes,
-    read_windows,
-    refuse_quantized,
-)
+from dflash_trt.checkpoint.model_facts import Sizes, read_attention, read_sizes, read_windows
+from dflash_trt.checkpoint.quantized import read_quantized
+from dflash_trt.checkpoint.quantized_config import read_quantization
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, drafter_shapes
 from dflash_trt.checkpoint.speculators import TRAINING_TENSORS, is_speculators, plain_facts
@@ -66,7 +62,7 @@ def open_drafter(path: Path) -> Drafter:
         )
     notes: list[str] = []
     facts = _facts(path, notes)
-    source = _plain_names(SafetensorsSource(path))
+    source = _plain_names(read_quantized(SafetensorsSource(path), read_quantization(facts), notes))
     refuse_foreign_tensors(source, source.names())
     rows = _draft_vocab_size(facts)
     ids = stored_ids(source, facts.integer("vocab_size"), rows)
@@ -107,7 +103,7 @@ def _facts(folder: Path, notes: list[str]) -> Facts:
     if is_speculators(facts):
         facts = plain_facts(facts)
     refuse_foreign_config(facts)
-    refuse_quantized(facts)
+    read_quantization(facts)  # refuses what is not read
     side_files = sorted(folder.glob(MASK_EMBEDDINGS))
     if side_files:
         raise UnsupportedArchitecture(

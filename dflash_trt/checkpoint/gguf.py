@@ -23,6 +23,7 @@ from dflash_trt.checkpoint.tensors import (
     to_float32,
 )
 from dflash_trt.errors import BadTensor, CheckpointError
+from dflash_trt.quantize.floats import FloatCodes
 
 PLAIN_TYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -124,6 +125,11 @@ class GgufSource:
         # Q4_1 is scale*code + minimum, and scale*code = scale*(code-8) + 8*scale.
         offsets = heads[:, :, 1] + np.float32(8) * scales if tensor.type_name == "Q4_1" else None
         return Q4Blocks(_pair_nibbles(blocks[:, :, -16:]), scales, offsets)
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """None: GGUF's own NVFP4 is not read."""
+        self._find(name)
+        return None
 
     def _find(self, name: str) -> GgufTensor:
         try:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from dflash_trt.checkpoint.facts import MAX_LAYERS, Facts, brief
 from dflash_trt.checkpoint.rope import read_rope
-from dflash_trt.checkpoint.tensors import UNQUANTIZED
 from dflash_trt.config import FULL_ATTENTION, SLIDING_ATTENTION, AttentionConfig, RopeConfig
 from dflash_trt.errors import UnsupportedArchitecture
-
-# What says that weights are quantized: transformers, MLX, older compressed-tensors; then ModelOpt,
-# GPTQ, AWQ.
-QUANTIZED_KEYS = ("quantization_config", "quantization", "compression_config")
-QUANTIZED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 @dataclass(frozen=True)
@@ -135,25 +128,3 @@ def read_windows(
     if window is None and any(sliding) and in_use:
         window = facts.integer("sliding_window")
     return [(slides, window if slides else None) for slides in sliding]
-
-
-def refuse_quantized(facts: Facts) -> None:
-    """Refuse a quantized checkpoint: its tensors would be read as plain ones.
-
-    Raises `UnsupportedArchitecture` naming the key or file that says so.
-    """
-    for key in QUANTIZED_KEYS:
-        value = facts.get(key)
-        if value is not None:
-            method = value.get("quant_method", value) if isinstance(value, dict) else value
-            raise UnsupportedArchitecture(
-                f"{facts.path}: {key} ({brief(method)}) is there: quantized checkpoints are not "
-                "supported yet",
-                UNQUANTIZED,
-            )
-    for name in QUANTIZED_FILES:
-        if os.path.exists(facts.path.parent / name):
-            raise UnsupportedArchitecture(
-                f"{facts.path.parent / name}: quantized checkpoints are not supported yet",
-                UNQUANTIZED,
-            )

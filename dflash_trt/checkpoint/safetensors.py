@@ -25,6 +25,7 @@ from dflash_trt.checkpoint.tensors import (
     to_float32,
 )
 from dflash_trt.errors import BadTensor, CheckpointError, MissingTensor
+from dflash_trt.quantize.floats import FloatCodes
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -110,6 +111,11 @@ class SafetensorsSource:
 
     def q4_blocks(self, name: str) -> Q4Blocks | None:
         """None: this format has no 4-bit block type of its own."""
+        self._find(name)
+        return None
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """None: scales are tensors of their own, which `QuantizedSource` knows."""
         self._find(name)
         return None
 

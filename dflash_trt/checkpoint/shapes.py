@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from dflash_trt.checkpoint.gguf_header import SUPPORTED_TYPES
+from dflash_trt.checkpoint.quantized_config import SCHEMES
 from dflash_trt.checkpoint.tensors import UNQUANTIZED, TensorSource, missing, shown
 from dflash_trt.config import AttentionConfig, DrafterConfig, TargetConfig
 from dflash_trt.errors import BadTensor, MissingTensor
@@ -63,14 +64,14 @@ def check_shapes(shapes: Shapes, source: TensorSource) -> None:
         if name not in shapes and _QUANTIZED.search(name):
             raise BadTensor(
                 f"{source.info(name).file}: tensor {shown(name)} is there: the checkpoint is "
-                "quantized, which is not supported yet",
+                "quantized in a way that is not supported",
                 UNQUANTIZED,
             )
     for name, shape in shapes.items():
         if name not in present:
             raise _missing_or_bias(source, name)
         info = source.info(name)
-        if info.dtype not in SUPPORTED_TYPES:
+        if info.dtype not in SUPPORTED_TYPES and info.dtype not in SCHEMES:
             raise BadTensor(
                 f"{info.file}: tensor {name} has type {info.dtype}, which is not supported",
                 UNQUANTIZED,

@@ -11,12 +11,9 @@ from pathlib import Path
 from dflash_trt.checkpoint.facts import Facts, brief, read_json
 from dflash_trt.checkpoint.gguf_target import open_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
-from dflash_trt.checkpoint.model_facts import (
-    read_attention,
-    read_sizes,
-    read_windows,
-    refuse_quantized,
-)
+from dflash_trt.checkpoint.model_facts import read_attention, read_sizes, read_windows
+from dflash_trt.checkpoint.quantized import read_quantized
+from dflash_trt.checkpoint.quantized_config import read_quantization
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import (
     EMBEDDING,
@@ -120,7 +117,9 @@ def config_facts(folder: Path, notes: list[str]) -> Facts:
 
 def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
     config = folder_config(folder, notes)
-    return config, _plain_names(config, SafetensorsSource(folder))
+    quantization = read_quantization(config_facts(folder, notes))
+    source = read_quantized(SafetensorsSource(folder), quantization, notes)
+    return config, _plain_names(config, source)
 
 
 def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
@@ -130,7 +129,7 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
     """
     facts = config_facts(folder, notes)
     family = _family(facts)
-    refuse_quantized(facts)
+    read_quantization(facts)  # refuses what is not read
     sizes = read_sizes(facts)
     attention = read_attention(facts, family.qk_norm)
     if family.has_windows:

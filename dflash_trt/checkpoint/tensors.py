@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import BadTensor, MissingTensor
+from dflash_trt.quantize.floats import FloatCodes
 
-#: What helps against a quantized checkpoint.
+#: What helps against a checkpoint that is quantized in a way we do not read.
 UNQUANTIZED = "use the unquantized checkpoint (F32, F16 or BF16); a target may also be a GGUF file"
 
+KeptAs = Literal["dense", "fp8"]
 FloatArray = npt.NDArray[np.float32]
 BF16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a file says about one tensor; `dtype` as the format spells it (`BF16`, `Q4_0`, ...)."""
+    """What a file says about one tensor; `dtype` as the format spells it (`BF16`, `Q4_0`, ...).
+
+    `kept_as` is what a quantized checkpoint chose with care, where an engine's precision would
+    choose otherwise: "dense" for what it does not quantize, "fp8" beside weights in 4 bits.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: Path
+    kept_as: KeptAs | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,9 @@ class TensorSource(Protocol):
     def q4_blocks(self, name: str) -> Q4Blocks | None:
         """The tensor's 4-bit blocks, or None when it is not stored as Q4_0 or Q4_1."""
 
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """The tensor's FP8 or NVFP4 codes, or None when it is not stored as an engine has those."""
+
 
 class RenamedSource:
     """A source under other names, without the tensors that have none."""
@@ -90,8 +101,7 @@ class RenamedSource:
 
     def info(self, name: str) -> TensorInfo:
         """Shape and type of one tensor. Raises `MissingTensor`."""
-        info = self._source.info(self._find(name))
-        return TensorInfo(name, info.shape, info.dtype, info.file)
+        return dataclasses.replace(self._source.info(self._find(name)), name=name)
 
     def read(self, name: str) -> FloatArray:
         """The tensor as float32, C-contiguous."""
@@ -108,6 +118,10 @@ class RenamedSource:
     def q4_blocks(self, name: str) -> Q4Blocks | None:
         """The tensor's 4-bit blocks, or None."""
         return self._source.q4_blocks(self._find(name))
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """The tensor's FP8 or NVFP4 codes, or None."""
+        return self._source.float_codes(self._find(name))
 
     def _find(self, name: str) -> str:
         try:

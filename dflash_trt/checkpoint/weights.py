@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.tensors import FloatArray, Q4Blocks, TensorInfo, TensorSource, shown
 from dflash_trt.config import PairConfig
 from dflash_trt.errors import MissingTensor
+from dflash_trt.quantize.floats import FloatCodes, Fp8Weight
 
 Floats = TypeVar("Floats", bound=npt.NDArray[Any])
 
@@ -78,8 +80,7 @@ class PairWeights:
     def info(self, name: str) -> TensorInfo:
         """Shape and type of one tensor, under its canonical name."""
         source, stored, resolved = self._find(name)
-        info = source.info(stored)
-        return TensorInfo(resolved, info.shape, info.dtype, info.file)
+        return dataclasses.replace(source.info(stored), name=resolved)
 
     def read(self, name: str) -> FloatArray:
         """The tensor as float32, C-contiguous."""
@@ -105,6 +106,14 @@ class PairWeights:
             if blocks.offsets is not None:
                 self._checked(blocks.offsets, name)
         return blocks
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """The tensor's FP8 or NVFP4 codes, or None."""
+        source, stored, _ = self._find(name)
+        codes = source.float_codes(stored)
+        if isinstance(codes, Fp8Weight):  # E2M1 has no code that is not a number
+            self._checked(codes.codes, name)
+        return codes
 
     def _checked(self, array: Floats, name: str) -> Floats:
         check_finite(array, self.info(name))

@@ -77,7 +77,7 @@ def _quantized(
     low: TrtEmitter, node: Node, x: TrtTensor, names: Sequence[str], sizes: Sequence[int],
     stack: Stack,
 ) -> list[TrtTensor]:  # fmt: skip
-    """One product, cut in parts. A part's own scale over the stack's is a power of two."""
+    """One product, cut in parts: in x's type, or in FP32 where that would round a part's factor."""
     unit, peak = _unit_rows(low, node, x)
     stem = "/" + "+".join(low.weights.reader.canonical(name) for name in names)
     if isinstance(stack.packed, Fp8Weight):
@@ -86,8 +86,10 @@ def _quantized(
         inputs = _nvfp4_rows(low, node, unit), _nvfp4_matrix(low, node, stem, stack.packed)
     product = _matmul(low, node, *inputs, names)
     if any(factor != 1 for factor in stack.factors):  # before the peak, which FP16 might not hold
+        to = x.dtype if stack.is_exact else low.types[DType.F32]
+        product, peak = (low.cast(value, to, node) for value in (product, peak))
         factors = np.repeat(stack.factors, sizes).reshape((1,) * (len(x.shape) - 1) + (-1,))
-        product = binary(low, node, "PROD", product, low.const(factors, x.dtype, node))
+        product = binary(low, node, "PROD", product, low.const(factors, to, node))
     product = binary(low, node, "PROD", product, peak)
     if len(sizes) == 1:
         return [product]

@@ -6,6 +6,8 @@ the compute type is handed over straight from the mapped checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,12 +20,14 @@ from dflash_trt.errors import BuildError
 from dflash_trt.quantize.floats import (
     F32,
     FP4_BLOCK,
+    FloatCodes,
     Fp8Weight,
     Nvfp4Weight,
     quantize_fp8,
     quantize_nvfp4,
 )
 from dflash_trt.quantize.pieces import row_pieces
+from dflash_trt.quantize.policy import kept_format
 
 Array = npt.NDArray[Any]
 
@@ -33,28 +37,43 @@ COMPUTE_TYPES: dict[str, np.dtype[Any]] = {
     "fp32": np.dtype(np.float32),
 }
 _STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}  # types as checkpoints spell them
-_QUANTIZERS: dict[str, Callable[[F32], Fp8Weight | Nvfp4Weight]] = {
+_QUANTIZERS: dict[str, Callable[[F32], FloatCodes]] = {
     "fp8": quantize_fp8,
     "nvfp4": quantize_nvfp4,
 }
+_CLASSES: dict[str, type[FloatCodes]] = {"fp8": Fp8Weight, "nvfp4": Nvfp4Weight}
+_MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute type
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Quantized weights of one input as one, whose part i is `factors[i]` times as large."""
+    """Quantized weights of one input as one, whose part i is `factors[i]` times as large.
 
-    packed: Fp8Weight | Nvfp4Weight
+    The scale of `packed` is a power of two, which every compute type holds exactly.
+    """
+
+    packed: FloatCodes
     factors: tuple[float, ...]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the factors are powers of two as well, as those of our own quantizers are."""
+        return all(_power_of_two(factor) == factor for factor in self.factors)
 
-def stacked(parts: Sequence[Fp8Weight | Nvfp4Weight]) -> Stack:
-    """One weight, or FP8 ones on top of each other: the codes stay, scales are powers of two."""
-    scale = parts[0].scale
+
+def stacked(parts: Sequence[FloatCodes]) -> Stack:
+    """One weight, or FP8 ones on top of each other: the codes stay."""
+    scale = max(_MIN_SCALE, _power_of_two(parts[0].scale))
     factors = tuple(part.scale / scale for part in parts)
-    packed = parts[0]
+    packed = dataclasses.replace(parts[0], scale=scale)
     if len(parts) > 1:
         packed = Fp8Weight(np.concatenate([part.codes for part in parts]), scale)
     return Stack(packed, factors)
+
+
+def _power_of_two(number: float) -> float:
+    """The largest one that is not above a positive number."""
+    return math.ldexp(1, math.frexp(number)[1] - 1)
 
 
 class TensorFacts(Protocol):
@@ -63,6 +82,10 @@ class TensorFacts(Protocol):
     @property
     def dtype(self) -> str:
         """Stored type as the format spells it."""
+
+    @property
+    def kept_as(self) -> str | None:
+        """What a quantized checkpoint chose for it: see `kept_format`."""
 
 
 class WeightReader(Protocol):
@@ -83,11 +106,15 @@ class WeightReader(Protocol):
     def read_rows(self, name: str, start: int, stop: int) -> F32:
         """Some rows of its first axis as float32."""
 
+    def float_codes(self, name: str) -> FloatCodes | None:
+        """The FP8 or NVFP4 codes that the checkpoint itself stores, if it does."""
+
 
 class TrtWeights:
     """Hands out arrays and keeps every one of them: `kept` must outlive the build.
 
-    `format_of(name)` gives "fp8" or "nvfp4" for a weight to quantize, None for the compute type.
+    `format_of(name)` gives "fp8" or "nvfp4" for a weight to quantize, None for the compute type;
+    a quantized checkpoint may know better (`kept_format`).
     """
 
     def __init__(self, reader: WeightReader, format_of: Callable[[str], str | None]) -> None:
@@ -117,21 +144,28 @@ class TrtWeights:
 
     def format_of(self, name: str) -> str | None:
         """How a weight is quantized, None if it is not."""
-        return self._format_of(self.reader.canonical(name))
+        owner = self.reader.canonical(name)
+        return kept_format(self._format_of(owner), self.reader.info(owner).kept_as)
 
     def quantized(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Stack | None:
-        """A weight [size, width], or several of FP8, each quantized on its own and stacked.
+        """A weight [size, width], or several of FP8, each with its own scale, stacked.
 
-        None where they stay in the compute type.
+        Codes that the checkpoint has in this form are taken over, all else is quantized. None
+        where they stay in the compute type.
         """
         owners = tuple(self.reader.canonical(name) for name in names)
         kind = self.format_of(names[0])
         if kind is None or width % FP4_BLOCK:
             return None
         if owners not in self._quantized:
-            quantize = _QUANTIZERS[kind]
-            self._quantized[owners] = stacked([quantize(self.reader.read(o)) for o in owners])
+            self._quantized[owners] = stacked([self._codes(owner, kind) for owner in owners])
         return self._quantized[owners]
+
+    def _codes(self, name: str, kind: str) -> FloatCodes:
+        stored = self.reader.float_codes(name)
+        if isinstance(stored, _CLASSES[kind]):
+            return stored
+        return _QUANTIZERS[kind](self.reader.read(name))
 
     def _converted(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         result = np.empty(shape, dtype)

@@ -27,6 +27,9 @@ _MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute 
 # Halfway points between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of E2M1.
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 _FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4_SIGNED = np.concatenate([_FP4_VALUES, -_FP4_VALUES])
+# The two values of a byte: the low nibble is the first.
+_FP4_PAIRS = np.stack([np.tile(_FP4_SIGNED, 16), np.repeat(_FP4_SIGNED, 16)], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Fp8Weight:
 
     def dequantize(self) -> F32:
         """The weight as float32."""
-        return self.codes.astype(np.float32) * np.float32(self.scale)
+        return fp8_values(self.codes) * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,23 @@ class Nvfp4Weight:
 
     def dequantize(self) -> F32:
         """The weight as float32."""
-        pairs = np.stack([self.codes & 15, self.codes >> 4], axis=-1)
-        codes = pairs.reshape(len(self.codes), -1, FP4_BLOCK)
-        values = _FP4_VALUES[codes & 7] * np.where(codes & 8, np.float32(-1), np.float32(1))
-        scales = self.block_scales.astype(np.float32) * np.float32(self.scale)
-        return np.asarray(values * scales[..., None], np.float32).reshape(len(codes), -1)
+        values = fp4_values(self.codes)
+        scales = fp8_values(self.block_scales) * np.float32(self.scale)
+        blocks = values.reshape(len(values), -1, FP4_BLOCK)
+        return np.asarray(blocks * scales[..., None], np.float32).reshape(values.shape)
+
+
+FloatCodes = Fp8Weight | Nvfp4Weight
+
+
+def fp8_values(codes: Array) -> F32:
+    """What float8_e4m3fn codes stand for, as float32 of the same shape."""
+    return np.asarray(codes.astype(np.float32))
+
+
+def fp4_values(codes: U8) -> F32:
+    """What E2M1 codes [out, in / 2], two a byte, stand for: float32 [out, in]."""
+    return np.take(_FP4_PAIRS, codes, axis=0).reshape(len(codes), 2 * codes.shape[1])
 
 
 def quantize_fp8(weight: F32) -> Fp8Weight:

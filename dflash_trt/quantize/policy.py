@@ -39,13 +39,31 @@ def format_of(precision: str) -> Callable[[str], str | None]:
     raise ConfigError(f"precision {precision!r} has no weight policy")
 
 
-def stored_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor in an engine; a table that is also a head is there in both forms."""
+def kept_format(asked: str | None, kept_as: str | None) -> str | None:
+    """The format of a weight for which `format_of` has `asked`.
+
+    `kept_as` is its checkpoint's own word (`TensorInfo`): who quantized it has measured what that
+    costs, so what was left alone stays in the compute type, and FP8 is not made NVFP4.
+    """
+    if asked is None or kept_as is None:
+        return asked
+    return None if kept_as == "dense" else kept_as
+
+
+def stored_bytes(
+    precision: str, name: str, shape: Sequence[int], kept_as: str | None = None
+) -> int:
+    """Bytes of a tensor in an engine; a table that is also a head is there in both forms.
+
+    `kept_as`: see `kept_format`.
+    """
     size, compute = math.prod(shape), PRECISION_TABLE[precision].compute_bytes
     if name == FC or len(shape) == 1:
         return 4 * size  # float32 on every backend
-    bytes_of = _cpu_bytes if compute == 4 else _gpu_bytes
-    packed = bytes_of(precision, name, shape)
+    if compute == 4:
+        packed = _cpu_bytes(precision, name, shape)
+    else:
+        packed = _gpu_bytes(kept_format(format_of(precision)(name), kept_as), shape)
     if packed is None:
         return compute * size
     return math.ceil(packed) + (compute * size if name.endswith(EMBEDDING) else 0)
@@ -59,8 +77,7 @@ def _cpu_bytes(precision: str, name: str, shape: Sequence[int]) -> float | None:
     return math.prod(shape) * (bits / 8 + 2 * 4 / BLOCK_SIZE)
 
 
-def _gpu_bytes(precision: str, name: str, shape: Sequence[int]) -> float | None:
-    kind = format_of(precision)(name)
+def _gpu_bytes(kind: str | None, shape: Sequence[int]) -> float | None:
     if kind is None or shape[1] % FP4_BLOCK:
         return None
     return math.prod(shape) * (1 if kind == "fp8" else 1 / 2 + 1 / FP4_BLOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from dflash_trt.build import tensorrt
+from dflash_trt.checkpoint import TensorInfo
 from dflash_trt.config import (
     AttentionConfig,
     DrafterConfig,
@@ -86,7 +88,7 @@ class RandomWeights(TrtWeights):
     """Weights of any tensor that a net asks for; equal shapes have equal values."""
 
     def __init__(self, pair: PairConfig, format_of: Callable[[str], str | None]) -> None:
-        super().__init__(self, format_of)  # type: ignore[arg-type]  # only `canonical` is used
+        super().__init__(self, format_of)  # type: ignore[arg-type]  # `canonical` and `info` are used
         self._facts = pair
         self._values: dict[tuple[int, ...], npt.NDArray[np.float32]] = {}
         self._packed: dict[object, Stack] = {}
@@ -101,6 +103,10 @@ class RandomWeights(TrtWeights):
             "drafter.embed_tokens.weight": table,
         }
         return shared.get(name, name)
+
+    def info(self, name: str) -> TensorInfo:
+        """As if no checkpoint said anything of it."""
+        return TensorInfo(name, (), "F32", Path())
 
     def dense(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Random values of a type."""

@@ -12,6 +12,7 @@ import tensorrt_rtx as trt
 from dflash_trt.graph import Graph, Tensor, tracing
 from dflash_trt.lower.trt import Fixed, lower_to_trt
 from dflash_trt.lower.trt_weights import TrtWeights
+from dflash_trt.quantize.floats import FloatCodes
 from tiny.ops import TYPES, Array, Arrays
 from tiny.trt_evaluator import NetworkEvaluator
 
@@ -21,10 +22,20 @@ class Stored:
     """What a checkpoint says of a tensor."""
 
     dtype: str = "F32"
+    kept_as: str | None = None
 
 
 class StoredArrays(Arrays):
-    """A weight reader as the TensorRT lowering wants it."""
+    """A weight reader as the TensorRT lowering wants it; `codes` are weights stored as such."""
+
+    def __init__(
+        self, arrays: Mapping[str, Array], codes: Mapping[str, FloatCodes] | None = None
+    ) -> None:
+        super().__init__(arrays)
+        self._codes = dict(codes or {})
+
+    def float_codes(self, name: str) -> FloatCodes | None:
+        return self._codes.get(name)
 
     def info(self, name: str) -> Stored:
         return Stored()

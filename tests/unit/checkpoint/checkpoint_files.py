@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import torch
 import transformers
 from gguf.quants import quantize
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
+from dflash_trt.checkpoint import TensorSource
+from dflash_trt.checkpoint.quantized import read_quantized
+from dflash_trt.checkpoint.quantized_config import Quantization
+from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.errors import CheckpointError
 
 SMALL = {
@@ -261,3 +267,25 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def read_stated(
+    folder: Path, tensors: dict[str, np.ndarray], *schemes: str, block: Any = None
+) -> TensorSource:
+    """A source over tensors, whose config names `schemes`."""
+    save_arrays(tensors, folder / "model.safetensors")
+    stated = Quantization("config.json: stated", frozenset(schemes), block) if schemes else None
+    return read_quantized(SafetensorsSource(folder), stated, [])
+
+
+def fp8_x(rows: int = 4, width: int = 6, scale: Any = 0.5) -> dict[str, np.ndarray]:
+    codes = np.arange(rows * width).reshape(rows, width).astype(ml_dtypes.float8_e4m3fn)
+    return {"x.weight": codes, "x.weight_scale": np.asarray(scale, np.float32)}
+
+
+def nvfp4_x(rows: int = 3, width: int = 32, scale: Any = 0.5) -> dict[str, np.ndarray]:
+    return {
+        "x.weight": np.arange(rows * width // 2, dtype=np.uint8).reshape(rows, width // 2),
+        "x.weight_scale": np.full((rows, width // 16), 2, ml_dtypes.float8_e4m3fn),
+        "x.weight_scale_2": np.asarray(scale, np.float32),
+    }

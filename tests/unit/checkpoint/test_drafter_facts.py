@@ -255,7 +255,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"mrope_section": [1, 2]}, {}, U, "mrope_section"),
     ({"rope_parameters": ROPE | {"mrope_section": [1]}}, {}, U, "mrope_section"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, {}, U, "'dynamic'"),
-    ({"quantization_config": {"quant_method": "compressed-tensors"}}, {}, U, "compressed-tensors"),
+    ({"quantization_config": {"quant_method": "gptq"}}, {}, U, "gptq"),
     (SWA | {"sliding_window": 7}, {}, CheckpointError, "window 7 is smaller than block_size 8"),
     (SWA | {"sliding_window": None}, {}, CheckpointError, "sliding_window is missing"),
     (SWA | {"use_sliding_window": ...}, {}, CheckpointError, "use_sliding_window is missing"),
