@@ -6,6 +6,7 @@ VENV   ?= .venv
 OUT    ?= out
 ENGINE ?= $(OUT)/smollm2-135m
 WIDTH  ?= 4
+WORKERS ?= 2
 MINUTES ?= 12
 TARGET ?= smollm2-135m
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
@@ -14,6 +15,8 @@ BIN  := $(VENV)/bin
 # setuptools warns of folders named like packages whenever it makes an editable install.
 PIP  := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := dflash_trt engines triton_model_repo tests bench plugins recipes
+# A worker may hold 3 GB. tests/serve and tests/real use several cores by themselves: they run alone.
+PYTEST_MANY := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 CXX_CODE := $(wildcard plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh)
 
 # One stamp per set of dependencies, remade when pyproject.toml changes.
@@ -53,10 +56,11 @@ demo: $(DEMO)  ## build an engine from a real pair, decode with and without the 
 	@$(BIN)/python bench/demo_table.py $(OUT)/plain.json $(OUT)/drafted.json $(OUT)/verify.json
 
 test: $(TEST) $(CUDA) $(TRITON)  ## all tests, the real pair included
-	$(BIN)/python -m pytest
+	$(PYTEST_MANY) --ignore tests/serve --ignore tests/real
+	$(BIN)/python -m pytest tests/serve tests/real
 
 test-fast: $(TEST)  ## tests/unit, tests/cpu, tests/trt and tests/deploy without the real pair
-	$(BIN)/python -m pytest -m "not slow" $(wildcard tests/unit tests/cpu tests/trt tests/deploy)
+	$(PYTEST_MANY) -m "not slow" $(wildcard tests/unit tests/cpu tests/trt tests/deploy)
 
 plugins: export TENSORRT_ROOT := $(TENSORRT_ROOT)
 needs-gpu:
