@@ -136,7 +136,7 @@ def test_the_path_of_the_selector_is_the_dflash_packages_at_every_block_size(
     block: int, make_pair: PairMaker, make_probe: ProbeMaker
 ) -> None:
     """And a choice of its own: neither the likeliest tokens nor what follows the anchor alone."""
-    pair = make_pair(block=block, dflash2={"selector_top_k": 5})
+    pair = make_pair(block=block, dflash2={"selector_top_k": 5, "selector_rank": 40})
     made = make_probe(pair).step([TEXT], [0], known=[len(TEXT)])
     check_block(pair, made, TEXT)
     _, *drafts = made["next_tokens"][0].tolist()

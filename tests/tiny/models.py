@@ -177,6 +177,11 @@ def train_drafter(pair: TinyPair, texts: torch.Tensor, prompt: int, steps: int) 
             position_ids=torch.arange(start + block)[None],
         )
         logits = hidden[:, 1:] @ head.T
+        selector = getattr(drafter, "candidate_selector", None)
+        if selector is not None:  # scores behind the right token, of all candidates
+            before = selector.predecessor_codebook(texts[:, start : start + block - 1])
+            state = before * selector.hidden_projection(hidden[:, 1:])
+            logits = logits + state @ selector.successor_codebook.weight.T
         wanted = texts[:, start + 1 : start + block]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()
@@ -196,10 +201,16 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(1 + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
-            elif name.endswith(("embed_tokens.weight", "_codebook.weight")):
+            elif name.endswith("base_kernel"):  # the row itself counts most, as after a training
+                parameter.copy_(0.4 * noise)
+                parameter[:, 0] += 1
+            elif name.endswith("embed_tokens.weight"):
                 parameter.copy_(noise)
+            elif name.endswith("_codebook.weight"):
+                parameter.copy_(0.5 * noise)
             else:
                 gain = 3.0 if name.endswith(("q_proj.weight", "lm_head.weight")) else 1.2
+                gain = 0.4 if name.endswith("kernel_projection.weight") else gain
                 parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
 
 
