@@ -196,9 +196,8 @@ def _walk(follows: Tensor, row: Tensor, max_rows: int) -> Tensor:
     """
     distance = 1
     while distance < max_rows:
-        joined = gather_last(follows, _row_before(follows, row, distance))
-        is_inside = less_equal(constant(distance, DType.I32), row)
-        follows = where(reshape(is_inside, (1, DRAFT_ROWS, 1)), joined, follows)
+        # A product that reaches the first row maps all to one: what is before it does not matter.
+        follows = gather_last(follows, _row_before(follows, row, distance))
         distance *= 2
     return take(follows, constant([0], DType.I32), 2)
 
