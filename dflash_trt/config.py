@@ -85,7 +85,7 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
-class Dflash2Config:
+class DFlash2Config:
     """What DFlash 2 adds to a drafter: convolutions in each layer, and a selector of drafts.
 
     `taps` rows of the block count for each row of a convolution; `group_size` channels share what
@@ -132,7 +132,7 @@ class DrafterConfig:
     output_multiplier: float
     final_logit_softcapping: float | None
     draft_vocab_size: int | None = None
-    dflash2: Dflash2Config | None = None
+    dflash2: DFlash2Config | None = None
 
     def __post_init__(self) -> None:
         if self.dflash2 is None:
@@ -203,7 +203,7 @@ def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:
     fields["attention"] = _typed(AttentionConfig, attention)
     fields["masks"] = tuple(_typed(LayerMask, mask) for mask in fields["masks"])
     if fields.get("dflash2") is not None:
-        fields["dflash2"] = _typed(Dflash2Config, fields["dflash2"])
+        fields["dflash2"] = _typed(DFlash2Config, fields["dflash2"])
     for name in ("eos_token_ids", "target_layer_ids"):
         if name in fields:
             fields[name] = tuple(fields[name])

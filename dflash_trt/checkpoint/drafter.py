@@ -37,7 +37,7 @@ from dflash_trt.checkpoint.variants import (
     refuse_foreign_tensors,
     unused_keys,
 )
-from dflash_trt.config import Dflash2Config, DrafterConfig, LayerMask
+from dflash_trt.config import DFlash2Config, DrafterConfig, LayerMask
 from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 
 EMBEDDING = "embed_tokens.weight"
@@ -216,7 +216,7 @@ def _dflash2(
     block_size: int,
     draft_vocab_size: int | None,
     masks: Sequence[LayerMask],
-) -> Dflash2Config:
+) -> DFlash2Config:
     def number(key: str, high: int) -> int:
         return first(facts, key).integer(key, high=high)
 
@@ -230,7 +230,7 @@ def _dflash2(
             "is_causal must be false; in speculators' format sliding_window_non_causal true",
         )
     scored = sizes.vocab_size if draft_vocab_size is None else draft_vocab_size
-    return Dflash2Config(
+    return DFlash2Config(
         taps=number("conv_kernel_size", block_size),
         group_size=group,
         selector_rank=number("selector_rank", MAX_SIZE),

@@ -6,7 +6,7 @@ import re
 
 from dflash_trt.checkpoint.gguf_header import SUPPORTED_TYPES
 from dflash_trt.checkpoint.tensors import UNQUANTIZED, TensorSource, missing, shown
-from dflash_trt.config import AttentionConfig, Dflash2Config, DrafterConfig, TargetConfig
+from dflash_trt.config import AttentionConfig, DFlash2Config, DrafterConfig, TargetConfig
 from dflash_trt.errors import BadTensor, MissingTensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -53,7 +53,7 @@ def drafter_shapes(config: DrafterConfig) -> Shapes:
     return shapes if config.dflash2 is None else shapes | _dflash2(config, config.dflash2)
 
 
-def _dflash2(config: DrafterConfig, own: Dflash2Config) -> Shapes:
+def _dflash2(config: DrafterConfig, own: DFlash2Config) -> Shapes:
     """What DFlash 2 adds. Axis 0 of a base kernel: before the sublayer, behind it."""
     hidden, table = config.hidden_size, (config.vocab_size, own.selector_rank)
     dynamic = 2 * own.taps * (hidden // own.group_size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_trt.config import Dflash2Config, DrafterConfig
+from dflash_trt.config import DFlash2Config, DrafterConfig
 from dflash_trt.contract import DRAFT_ROWS
 from dflash_trt.graph import (
     DType,
@@ -28,6 +28,7 @@ from dflash_trt.graph import (
     less_equal,
     linear,
     maximum,
+    minimum,
     mul,
     param,
     reduce,
@@ -146,6 +147,8 @@ def select(
     with scope("drafter.selector"):
         row = sub(draft_offsets, 1)
         unary, columns = topk(logits, constant(count, DType.I32), count)
+        # A row of NaN, which only broken weights give, must not lead outside of the codebooks.
+        columns = maximum(minimum(columns, config.head_rows - 1), 0)
         ids = columns if vocabulary is None else vocabulary.tokens(columns)
         is_first = reshape(equal(row, 0), (1, DRAFT_ROWS, 1))
         before = where(is_first, reshape(bonus, (*bonus.shape, 1)), _row_before(ids, row, 1))
@@ -160,7 +163,7 @@ def select(
 
 def _scores(
     config: DrafterConfig,
-    dflash2: Dflash2Config,
+    dflash2: DFlash2Config,
     hidden: Tensor,
     unary: Tensor,
     before: Tensor,

@@ -23,7 +23,7 @@ from checkpoint_files import (
 from dflash_trt.checkpoint import open_drafter, read_pair
 from dflash_trt.checkpoint.drafter import folder_config
 from dflash_trt.checkpoint.pair import check_pair, read_facts
-from dflash_trt.config import Dflash2Config, LayerMask, PairConfig
+from dflash_trt.config import DFlash2Config, LayerMask, PairConfig
 from dflash_trt.errors import (
     BadTensor,
     CheckpointError,
@@ -73,7 +73,7 @@ def speculators(folder: Path, tensors: Any = None, **changes: Any) -> Path:
 
 def test_facts_and_tensors(tmp_path: Path) -> None:
     drafter = open_drafter(save_dflash2(tmp_path))
-    assert drafter.config.dflash2 == Dflash2Config(
+    assert drafter.config.dflash2 == DFlash2Config(
         taps=2, group_size=16, selector_rank=12, selector_top_k=8
     )
     assert drafter.config.masks == (LayerMask(causal=False),) * 2
