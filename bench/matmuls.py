@@ -85,7 +85,7 @@ def _rows_kind(node: onnx.NodeProto) -> str:
     name = node.name.removeprefix("/")
     if name.startswith("target.lm_head"):
         return "verify"
-    if name.startswith("drafter.lm_head"):
+    if name.startswith(("drafter.lm_head", "drafter.selector")):
         return "draft"
     if name.startswith("drafter.layers"):
         return "block"

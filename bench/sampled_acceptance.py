@@ -86,6 +86,10 @@ class Tapped(OrtSession):
 def tapped_engine(path: Path) -> Engine:
     """An engine directory on a `Tapped` session."""
     opened = open_engine(path)
+    if opened.config.pair.drafter.dflash2 is not None:
+        script.fail(
+            f"{path}: its drafter is of DFlash 2, whose drafts are not drawn from its logits"
+        )
     loaded = Engine.from_dir(opened)
     model = onnx.load(opened.model, load_external_data=False)
     head = [node for node in model.graph.node if node.name.startswith("/drafter.lm_head")]

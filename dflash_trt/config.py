@@ -85,12 +85,32 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
+class DFlash2Config:
+    """What DFlash 2 adds to a drafter: convolutions in each layer, and a selector of drafts.
+
+    `taps` rows of the block count for each row of a convolution; `group_size` channels share what
+    is dynamic in a kernel. The selector scores pairs of neighbouring tokens by vectors of
+    `selector_rank` numbers, for the `selector_top_k` likeliest tokens of each row.
+    """
+
+    taps: int
+    group_size: int
+    selector_rank: int
+    selector_top_k: int
+
+    def __post_init__(self) -> None:
+        for field_ in dataclasses.fields(self):
+            if getattr(self, field_.name) < 1:
+                raise ConfigError(f"{field_.name} is {getattr(self, field_.name)}, not above 0")
+
+
+@dataclass(frozen=True)
 class DrafterConfig:
-    """Facts of a DFlash v1 drafter. `block_size` counts the anchor: K-1 drafts per block.
+    """Facts of a DFlash drafter. `block_size` counts the anchor: K-1 drafts per block.
 
     In a pair, `vocab_size` counts the rows of the embedding and head that it uses, be they its own
     or the target's. `draft_vocab_size` counts the rows of a head that scores some tokens only,
-    those of the draft vocabulary; None: it scores all.
+    those of the draft vocabulary; None: it scores all. `dflash2` is None for DFlash v1.
     """
 
     vocab_size: int
@@ -112,6 +132,21 @@ class DrafterConfig:
     output_multiplier: float
     final_logit_softcapping: float | None
     draft_vocab_size: int | None = None
+    dflash2: DFlash2Config | None = None
+
+    def __post_init__(self) -> None:
+        if self.dflash2 is None:
+            return
+        if self.hidden_size % self.dflash2.group_size:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} is not a multiple of the convolutions' group "
+                f"size {self.dflash2.group_size}"
+            )
+        if self.dflash2.selector_top_k > self.head_rows:
+            raise ConfigError(
+                f"the selector chooses among {self.dflash2.selector_top_k} tokens, but the "
+                f"drafter's head scores {self.head_rows}"
+            )
 
     @property
     def head_rows(self) -> int:
@@ -167,6 +202,8 @@ def _model_from_json(cls: type[Any], data: dict[str, Any]) -> Any:
     attention["rope"] = _typed(RopeConfig, rope)
     fields["attention"] = _typed(AttentionConfig, attention)
     fields["masks"] = tuple(_typed(LayerMask, mask) for mask in fields["masks"])
+    if fields.get("dflash2") is not None:
+        fields["dflash2"] = _typed(DFlash2Config, fields["dflash2"])
     for name in ("eos_token_ids", "target_layer_ids"):
         if name in fields:
             fields[name] = tuple(fields[name])

@@ -95,11 +95,20 @@ def engine(pair: TinyPair, make_engine: EngineMaker) -> TinyEngine:
 @pytest.fixture(scope="session")
 def trained_pair(make_pair: PairMaker) -> TinyPair:
     """A pair whose drafter was trained a little: it drafts several right tokens, and wrong ones."""
-    made = make_pair(seed=40, block=6)
+    return _trained(make_pair(seed=40, block=6), steps=250)
+
+
+@pytest.fixture(scope="session")
+def dflash2_pair(make_pair: PairMaker) -> TinyPair:
+    """The same of DFlash 2, its selector trained too."""
+    return _trained(make_pair(seed=40, block=6, dflash2={}), steps=400)
+
+
+def _trained(made: TinyPair, steps: int) -> TinyPair:
     generator = torch.Generator().manual_seed(3)
     prompts = torch.randint(0, 150, (24, 12), generator=generator)
     outputs = torch.tensor(greedy_rows(made.target, prompts.tolist(), 60))
-    train_drafter(made, torch.cat([prompts, outputs], dim=1), prompt=12, steps=250)
+    train_drafter(made, torch.cat([prompts, outputs], dim=1), prompt=12, steps=steps)
     return made
 
 
@@ -107,6 +116,12 @@ def trained_pair(make_pair: PairMaker) -> TinyPair:
 def trained_engine(trained_pair: TinyPair, make_engine: EngineMaker) -> TinyEngine:
     """The engine of `trained_pair`: block 6."""
     return make_engine(trained_pair)
+
+
+@pytest.fixture(scope="session")
+def dflash2_engine(dflash2_pair: TinyPair, make_engine: EngineMaker) -> TinyEngine:
+    """The engine of `dflash2_pair`: block 6."""
+    return make_engine(dflash2_pair)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""DFlash v1 drafters: `config.json` as facts, plus checked tensors."""
+"""DFlash drafters, v1 and 2: `config.json` as facts, plus checked tensors."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoint.draft_vocab import TO_DRAFT, TO_TARGET, DraftIds, stored_ids
-from dflash_trt.checkpoint.facts import Facts, brief
+from dflash_trt.checkpoint.facts import MAX_SIZE, Facts, brief
 from dflash_trt.checkpoint.locate import MASK_EMBEDDINGS
 from dflash_trt.checkpoint.model_facts import Sizes, read_attention, read_sizes, read_windows
 from dflash_trt.checkpoint.quantized import read_quantized
 from dflash_trt.checkpoint.quantized_config import read_quantization
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
-from dflash_trt.checkpoint.shapes import check_layer_count, check_shapes, drafter_shapes
+from dflash_trt.checkpoint.shapes import (
+    SELECTOR,
+    SIDES,
+    check_layer_count,
+    check_shapes,
+    drafter_shapes,
+)
 from dflash_trt.checkpoint.speculators import TRAINING_TENSORS, is_speculators, plain_facts
 from dflash_trt.checkpoint.target import config_facts
 from dflash_trt.checkpoint.tensors import RenamedSource, TensorSource
 from dflash_trt.checkpoint.variants import (
     first,
+    is_dflash2,
     refuse_foreign_config,
     refuse_foreign_tensors,
     unused_keys,
 )
-from dflash_trt.config import DrafterConfig, LayerMask
+from dflash_trt.config import DFlash2Config, DrafterConfig, LayerMask
 from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 MAX_BLOCK = 1024  # rows, the anchor counted
+MAX_CANDIDATES = 256  # of a row: a step scores every pair of neighbouring ones
 
+_CODEBOOK = re.compile(rf"({re.escape(SELECTOR)}({'|'.join(SIDES)})_codebook)\.weight")
 _ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq")
 
 
@@ -63,7 +72,7 @@ def open_drafter(path: Path) -> Drafter:
     notes: list[str] = []
     facts = _facts(path, notes)
     source = _plain_names(read_quantized(SafetensorsSource(path), read_quantization(facts), notes))
-    refuse_foreign_tensors(source, source.names())
+    refuse_foreign_tensors(source, source.names(), is_dflash2(facts))
     rows = _draft_vocab_size(facts)
     ids = stored_ids(source, facts.integer("vocab_size"), rows)
     if ids is None and rows is not None:
@@ -114,14 +123,18 @@ def _facts(folder: Path, notes: list[str]) -> Facts:
 
 
 def _plain_names(source: TensorSource) -> TensorSource:
-    """Without the optional `model.` prefix and without rotary tables, which the config implies."""
+    """Without the optional `model.` prefix and without rotary tables, which the config implies.
+
+    Codebooks are stored by one name or the other: with `.weight` where a tool made layers of them.
+    """
     stored: dict[str, str] = {}
     for name in source.names():
-        plain = name.removeprefix("model.")
+        plain = _CODEBOOK.sub(r"\1", name.removeprefix("model."))
         if _ROTARY_BUFFER.fullmatch(plain):
             continue
         if plain in stored:
-            raise BadTensor(f"{source.path}: has both {plain} and model.{plain}")
+            one, other = sorted((stored[plain], name), key=len)
+            raise BadTensor(f"{source.path}: has both {one} and {other}")
         stored[plain] = name
     return RenamedSource(source, stored)
 
@@ -162,6 +175,7 @@ def _config(facts: Facts, names: Sequence[str], draft_vocab_size: int | None) ->
         else 0.0
     )
     target_hidden = first(facts, "target_hidden_size")
+    masks = _masks(facts, sizes, block_size)
     return DrafterConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -170,7 +184,7 @@ def _config(facts: Facts, names: Sequence[str], draft_vocab_size: int | None) ->
         rms_norm_eps=sizes.rms_norm_eps,
         max_position_embeddings=sizes.max_position_embeddings,
         attention=read_attention(facts, qk_norm=True),
-        masks=_masks(facts, sizes, block_size),
+        masks=masks,
         block_size=block_size,
         mask_token_id=_both(facts, "mask_token_id").integer("mask_token_id", low=0),
         target_layer_ids=_layer_ids(facts),
@@ -186,6 +200,37 @@ def _config(facts: Facts, names: Sequence[str], draft_vocab_size: int | None) ->
         output_multiplier=_scale(facts, "output_multiplier"),
         final_logit_softcapping=cap if cap > 0 else None,  # the reference's own rule
         draft_vocab_size=draft_vocab_size,
+        dflash2=_dflash2(facts, sizes, block_size, draft_vocab_size, masks)
+        if is_dflash2(facts)
+        else None,
+    )
+
+
+def _dflash2(
+    facts: Facts,
+    sizes: Sizes,
+    block_size: int,
+    draft_vocab_size: int | None,
+    masks: Sequence[LayerMask],
+) -> DFlash2Config:
+    def number(key: str, high: int) -> int:
+        return first(facts, key).integer(key, high=high)
+
+    group = number("conv_group_size", sizes.hidden_size)
+    if sizes.hidden_size % group:
+        place, hidden = first(facts, "conv_group_size"), sizes.hidden_size
+        place.fail("conv_group_size", f"is {group}, which does not divide hidden_size {hidden}")
+    if any(mask.causal for mask in masks):
+        raise UnsupportedArchitecture(
+            f"{facts.path}: has causal layers, which no DFlash 2 drafter has",
+            "is_causal must be false; in speculators' format sliding_window_non_causal true",
+        )
+    scored = sizes.vocab_size if draft_vocab_size is None else draft_vocab_size
+    return DFlash2Config(
+        taps=number("conv_kernel_size", block_size),
+        group_size=group,
+        selector_rank=number("selector_rank", MAX_SIZE),
+        selector_top_k=number("selector_top_k", min(scored, MAX_CANDIDATES)),
     )
 
 

@@ -44,7 +44,7 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
 
     `draft_vocab`: a file that says what the drafter shall draft (`read_ids`). Raises
     `CheckpointError` for a bad checkpoint, `PairMismatch` for two that do not fit, `ConfigError`
-    for a draft vocabulary that is not the target's.
+    for a draft vocabulary that is not the target's, or too small for the drafter's selector.
     """
     read_target, read_drafter = open_target(target), open_drafter(drafter)
     remarks = check_pair(read_target.config, read_drafter.config)
@@ -65,6 +65,7 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
                 hint="leave --draft-vocab out",
             )
         ids, selects = read_ids(draft_vocab, vocab_size), True
+        _check_selector(drafter_config, draft_vocab, len(ids))
         drafter_config = dataclasses.replace(drafter_config, draft_vocab_size=len(ids))
     return Pair(
         PairConfig(read_target.config, drafter_config),
@@ -74,6 +75,15 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
         ids,
         selects and ids is not None,
     )
+
+
+def _check_selector(drafter: DrafterConfig, draft_vocab: Path, count: int) -> None:
+    if drafter.dflash2 is not None and count < drafter.dflash2.selector_top_k:
+        raise ConfigError(
+            f"{draft_vocab}: has {count} tokens, but the drafter's selector chooses among "
+            f"{drafter.dflash2.selector_top_k}",
+            hint="take more tokens",
+        )
 
 
 def read_facts(target: Path, drafter: Path) -> PairConfig:
@@ -110,7 +120,7 @@ def check_pair(
             f"embedding of {target.vocab_size} rows",
             "the drafter belongs to a target with a larger embedding",
         )
-    if tensors and _has_rows_for_all(drafter):
+    if (tensors or drafter.dflash2 is not None) and _has_rows_for_all(drafter):
         # Draft ids are compared with the target's, so even an own head must count the same ids.
         _equal("vocab_size", drafter.vocab_size, "vocab_size", target.vocab_size)
     elif tensors and drafter.vocab_size != target.vocab_size:
@@ -141,7 +151,7 @@ def check_pair(
 def _has_rows_for_all(drafter: DrafterConfig) -> bool:
     """Whether a tensor of the drafter's own has one row for every token of the target."""
     own_head = drafter.own_lm_head and drafter.draft_vocab_size is None
-    return drafter.own_embedding or own_head
+    return drafter.own_embedding or own_head or drafter.dflash2 is not None
 
 
 def check_block(config: PairConfig, block: int) -> None:

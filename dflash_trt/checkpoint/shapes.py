@@ -7,12 +7,13 @@ import re
 from dflash_trt.checkpoint.gguf_header import SUPPORTED_TYPES
 from dflash_trt.checkpoint.quantized_config import SCHEMES
 from dflash_trt.checkpoint.tensors import UNQUANTIZED, TensorSource, missing, shown
-from dflash_trt.config import AttentionConfig, DrafterConfig, TargetConfig
+from dflash_trt.config import AttentionConfig, DFlash2Config, DrafterConfig, TargetConfig
 from dflash_trt.errors import BadTensor, MissingTensor
 
 Shapes = dict[str, tuple[int, ...]]
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # a target's
+SELECTOR, SIDES = "candidate_selector.", ("predecessor", "successor")  # a DFlash 2 drafter's
 
 # What quantizers store beside or instead of a weight.
 _QUANTIZED = re.compile(
@@ -37,7 +38,7 @@ def target_shapes(config: TargetConfig) -> Shapes:
 
 
 def drafter_shapes(config: DrafterConfig) -> Shapes:
-    """All weights of a DFlash v1 drafter under z-lab's names."""
+    """All weights of a DFlash drafter under z-lab's names."""
     hidden = config.hidden_size
     features = len(config.target_layer_ids) * config.target_hidden_size
     shapes: Shapes = {"fc.weight": (hidden, features), "hidden_norm.weight": (hidden,)}
@@ -50,6 +51,19 @@ def drafter_shapes(config: DrafterConfig) -> Shapes:
         shapes["embed_tokens.weight"] = (config.vocab_size, hidden)
     if config.own_lm_head:
         shapes["lm_head.weight"] = (config.head_rows, hidden)
+    return shapes if config.dflash2 is None else shapes | _dflash2(config, config.dflash2)
+
+
+def _dflash2(config: DrafterConfig, own: DFlash2Config) -> Shapes:
+    """What DFlash 2 adds. Axis 0 of a base kernel: before the sublayer, behind it."""
+    hidden, table = config.hidden_size, (config.vocab_size, own.selector_rank)
+    dynamic = 2 * own.taps * (hidden // own.group_size)
+    shapes: Shapes = {f"{SELECTOR}{side}_codebook": table for side in SIDES}
+    shapes[f"{SELECTOR}hidden_projection.weight"] = (own.selector_rank, hidden)
+    for layer in range(config.num_layers):
+        for part in ("attention_conv", "mlp_conv"):
+            shapes[f"layers.{layer}.{part}.base_kernel"] = (2, own.taps, hidden)
+            shapes[f"layers.{layer}.{part}.kernel_projection.weight"] = (dynamic, hidden)
     return shapes
 
 

@@ -1,7 +1,7 @@
 """Drafters in the format of vLLM's `speculators` library, retold in z-lab's words.
 
-The body is DFlash v1's. The decoder's facts stand in `transformer_layer_config`, the drafter's at
-top level; layer ids count what ENTERS a layer, and so are one higher than z-lab's.
+The body is DFlash's, v1 or 2. The decoder's facts stand in `transformer_layer_config`, the
+drafter's at top level; layer ids count what ENTERS a layer, and so are one higher than z-lab's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.checkpoint.facts import Facts, brief
-from dflash_trt.checkpoint.variants import ARCHITECTURE
+from dflash_trt.checkpoint.variants import ARCHITECTURE, DFLASH2, DFLASH2_KEYS
 from dflash_trt.errors import UnsupportedArchitecture
 
 DECODER, KIND, LAYER_IDS = (
@@ -18,8 +18,12 @@ DECODER, KIND, LAYER_IDS = (
 # What its files hold for training alone.
 TRAINING_TENSORS = ("verifier_norm.", "verifier_lm_head.")
 
-_KINDS = ("DFlashSpeculator", ARCHITECTURE)
-_DRAFTING = ("block_size", "mask_token_id", "draft_vocab_size", "target_hidden_size")
+# Per kind: its class as z-lab calls it, other names of that, and whether sliding layers are without
+# causality where the config does not say (the defaults of the two config classes).
+_KINDS = {"dflash": (ARCHITECTURE, ("DFlashSpeculator",), False), "dflash2": (DFLASH2, (), True)}
+_DRAFTING = (
+    "block_size", "mask_token_id", "draft_vocab_size", "target_hidden_size", *DFLASH2_KEYS
+)  # fmt: skip
 # Read here, or not about the network.
 _NOT_CARRIED = {
     DECODER, KIND, LAYER_IDS, "sliding_window_non_causal", "architectures", "model_type",
@@ -40,11 +44,12 @@ def plain_facts(facts: Facts) -> Facts:
     """
     kind = facts.text(KIND)
     names = facts.strings("architectures") if facts.has("architectures") else ()
-    if kind != "dflash" or any(name not in _KINDS for name in names):
-        found = brief(kind) if kind != "dflash" else brief(list(names))
+    architecture, others, non_causal = _KINDS.get(kind, ("", (), False))
+    if any(name not in (architecture, *others) for name in names) or not architecture:
+        found = brief(list(names)) if architecture else brief(kind)
         raise UnsupportedArchitecture(
             f"{facts.path}: this is a speculator of kind {found}, which is not supported",
-            "supported: dflash (DFlash v1)",
+            "supported: dflash (DFlash v1), dflash2 (DFlash 2)",
         )
     decoder = facts.section(DECODER)
     if not facts.has(DECODER):
@@ -54,11 +59,11 @@ def plain_facts(facts: Facts) -> Facts:
     carried = {key: value for key, value in facts.data.items() if key not in _NOT_CARRIED}
     drafting = {key: carried.pop(key) for key in _DRAFTING if key in carried}
     dflash: dict[str, Any] = {**drafting, "target_layer_ids": _layer_ids(facts)}
-    if facts.flag("sliding_window_non_causal", default=False):
+    if facts.flag("sliding_window_non_causal", default=non_causal):
         dflash["causal"] = False
     return Facts(
         facts.path,
-        {**decoder.data, **carried, "architectures": [ARCHITECTURE], "dflash_config": dflash},
+        {**decoder.data, **carried, "architectures": [architecture], "dflash_config": dflash},
         notes=facts.notes,
     )
 

@@ -1,4 +1,4 @@
-"""Relatives of DFlash v1 that would load and draft badly: recognised by name, and refused."""
+"""Relatives of DFlash that would load and draft badly: recognised by name, and refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.checkpoint.tensors import TensorSource, shown
 from dflash_trt.errors import UnsupportedArchitecture
 
-ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE, DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
+
+# What `dflash_config` or the top level says of a DFlash 2 drafter alone.
+DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 # Keys of `dflash_config` that this room reads; `mask_token` is only the id's name.
 KNOWN_KEYS = frozenset(
@@ -19,7 +22,7 @@ KNOWN_KEYS = frozenset(
         "final_logit_softcapping", "target_hidden_size", "num_target_layers", "projector_type",
         "draft_vocab_size", "attention_sink_bias", "attention_value_scale", "logit_scale",
         "is_neox_style", "rope_is_neox_style", "use_aux_hidden_state", "sample_from_anchor",
-        "mrope_section", "attention_mode",
+        "mrope_section", "attention_mode", *DFLASH2_KEYS,
     }
 )  # fmt: skip
 # How others keys begin that are about training, or about when to draft: none changes the network.
@@ -28,9 +31,13 @@ _HARMLESS = (
     "speculative_tokens", "train", "version",
 )  # fmt: skip
 
+SUPPORTED = (
+    f"supported drafters: DFlash v1 and 2, as z-lab ({ARCHITECTURE}, {DFLASH2}) or speculators "
+    "store them"
+)
+
 _OTHER_ARCHITECTURES = {
-    "DFlash2DraftModel": "DFlash 2",
-    "Qwen3DFlash2Model": "DFlash 2",
+    "Qwen3DFlash2Model": "DFlash 2 under another name",
     "DSparkDraftModel": "DSpark",
     "Qwen3DSparkModel": "DSpark",
     "DFlashSpeculator": "a speculators-format drafter without speculators_model_type",
@@ -41,10 +48,8 @@ _FOREIGN_KEYS = {
     "jetspec_config": "JetSpec",
 }
 # Part of a tensor name -> what such a drafter is. Files are more honest than config strings.
+_DFLASH2_TENSORS = ("candidate_selector.", "_conv.base_kernel", "_conv.kernel_projection")
 _FOREIGN_TENSORS = {
-    "candidate_selector.": "DFlash 2",
-    "_conv.base_kernel": "DFlash 2",
-    "_conv.kernel_projection": "DFlash 2",
     "markov_head.": "DSpark",
     "markov_w": "DSpark",
     "confidence_head.": "DSpark",
@@ -57,12 +62,12 @@ _FOREIGN_TENSORS = {
 
 
 def refuse_foreign_config(facts: Facts) -> None:
-    """Raise `UnsupportedArchitecture` unless `config.json` is that of a DFlash v1 drafter."""
+    """Raise `UnsupportedArchitecture` unless `config.json` is that of a DFlash drafter, v1 or 2."""
     for key, what in _FOREIGN_KEYS.items():
         if facts.has(key):
             raise _refusal(facts, f"{key} is there: this is {what}")
     names = facts.strings("architectures") if facts.has("architectures") else ()
-    if names != (ARCHITECTURE,):
+    if names not in ((ARCHITECTURE,), (DFLASH2,)):
         found = brief(names[0]) if len(names) == 1 else brief(list(names))
         relative = _OTHER_ARCHITECTURES.get(names[0], "") if names else ""
         note = f": this is {relative}" if relative else ""
@@ -71,9 +76,11 @@ def refuse_foreign_config(facts: Facts) -> None:
     projector = first(facts, "projector_type")
     if projector.has("projector_type") and projector.get("projector_type") != "dflash":
         raise _refusal(facts, f"projector_type is {brief(projector.get('projector_type'))}")
-    for key in ("selector_rank", "conv_kernel_size", "markov_rank"):
-        if first(facts, key).has(key):
-            raise _refusal(facts, f"{key} is there: this is DFlash 2 or DSpark")
+    if first(facts, "markov_rank").has("markov_rank"):
+        raise _refusal(facts, "markov_rank is there: this is DSpark")
+    for key in DFLASH2_KEYS:
+        if first(facts, key).has(key) and not is_dflash2(facts):
+            raise _refusal(facts, f"architectures is {brief(names[0])} with DFlash 2's {key}")
     _refuse_options(facts, dflash)
     for key in unused_keys(facts.data):
         value = dflash.get(key)
@@ -86,14 +93,34 @@ def refuse_foreign_config(facts: Facts) -> None:
             )
 
 
-def refuse_foreign_tensors(source: TensorSource, names: Iterable[str]) -> None:
-    """Raise `UnsupportedArchitecture` when a tensor belongs to a relative of DFlash v1."""
+def is_dflash2(facts: Facts) -> bool:
+    """Whether the config says so."""
+    return facts.has("architectures") and facts.strings("architectures") == (DFLASH2,)
+
+
+def refuse_foreign_tensors(source: TensorSource, names: Iterable[str], dflash2: bool) -> None:
+    """Raise `UnsupportedArchitecture` when the tensors are not those of the config's kind.
+
+    `dflash2`: that is DFlash 2, else v1.
+    """
+    own = [name for name in names if any(part in name for part in _DFLASH2_TENSORS)]
+    if own and not dflash2:
+        raise UnsupportedArchitecture(
+            f"{source.path}: tensor {shown(own[0])} is there: this is DFlash 2, but config.json "
+            f"does not say {DFLASH2}",
+            "download the drafter again, or use its own config.json",
+        )
+    if dflash2 and not own:
+        raise UnsupportedArchitecture(
+            f"{source.path}: config.json says {DFLASH2}, but there is no tensor of DFlash 2's, "
+            f"such as {_DFLASH2_TENSORS[0]}*",
+            "download the drafter again, or use its own config.json",
+        )
     for name in names:
         for part, what in _FOREIGN_TENSORS.items():
             if part in name:
                 raise UnsupportedArchitecture(
-                    f"{source.path}: tensor {shown(name)} is there: this is {what}",
-                    "only DFlash v1 drafters are supported",
+                    f"{source.path}: tensor {shown(name)} is there: this is {what}", SUPPORTED
                 )
 
 
@@ -133,7 +160,4 @@ def _refuse_options(facts: Facts, dflash: Facts) -> None:
 
 
 def _refusal(facts: Facts, found: str) -> UnsupportedArchitecture:
-    return UnsupportedArchitecture(
-        f"{facts.path}: {found}, which is not supported",
-        f"supported drafters: DFlash v1, as z-lab ({ARCHITECTURE}) or speculators store it",
-    )
+    return UnsupportedArchitecture(f"{facts.path}: {found}, which is not supported", SUPPORTED)

@@ -1,7 +1,8 @@
-"""The DFlash v1 drafter network: KV injection of the context, then one pass over the block.
+"""The DFlash drafter network: KV injection of the context, then one pass over the block.
 
 Source: arXiv 2602.06036 section 3. The context's keys and values come from the fused context
 feature through each layer's own k_proj and v_proj; the context never passes through the layers.
+What DFlash 2 adds is in `dflash2.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dflash_trt.graph import (
     unary,
 )
 from dflash_trt.graph.compounds import Compaction, inject_kv
+from dflash_trt.nets.dflash2 import convolution
 from dflash_trt.nets.layers import (
     Span,
     merge_heads,
@@ -44,6 +46,7 @@ class Injection:
 
     rows: Compaction  # of the S + K rows
     block: Span  # of the K block rows
+    offsets: Tensor  # int32 [K]: 0, 1, .. of the block rows
 
 
 def fuse_context(config: DrafterConfig, features: Sequence[Tensor]) -> Tensor:
@@ -81,10 +84,15 @@ def draft_hidden(
     return hidden, updated
 
 
-def draft_logits(config: DrafterConfig, hidden: Tensor) -> Tensor:
-    """Final norm and head over block rows [B, R, H] -> F32 [B, R, V], V of the draft vocabulary."""
+def draft_rows(config: DrafterConfig, hidden: Tensor) -> Tensor:
+    """Final norm over block rows [B, R, H]."""
+    with scope("drafter.norm"):
+        return norm(hidden, "drafter.norm.weight", config.rms_norm_eps)
+
+
+def draft_logits(config: DrafterConfig, rows: Tensor) -> Tensor:
+    """Head over `draft_rows` [B, R, H] -> F32 [B, R, V], V of the draft vocabulary."""
     with scope("drafter.lm_head"):
-        rows = norm(hidden, "drafter.norm.weight", config.rms_norm_eps)
         head = LinearWeight("drafter.lm_head.weight", config.head_rows)
         logits = linear(rows, [head], DType.F32)[0]
         if config.output_multiplier != 1.0:
@@ -121,6 +129,8 @@ def _layer(
     with scope("self_attn"):
         # input_layernorm is the block's alone: the context enters through k_proj and v_proj raw.
         x = norm(hidden, f"{prefix}.input_layernorm.weight", eps)
+        conv = convolution(config, f"{prefix}.attention_conv", x, place.offsets)
+        x = conv.prepare(x)
         q, k, v = project(x, f"{prefix}.self_attn", "qkv", attn)
         q = split_heads(q, attn, f"{prefix}.self_attn.q_norm.weight", eps)
         weight = f"{prefix}.self_attn.k_norm.weight"
@@ -130,9 +140,11 @@ def _layer(
         mask = config.masks[layer]
         mixed = attention(place.block.rotate(q), key, value, place.block.kv_length, mask)
         branch = merge_heads(mixed, f"{prefix}.self_attn", attn, config.hidden_size)
-        hidden = residual(hidden, branch)
+        hidden = residual(hidden, conv.finish(branch))
     with scope("mlp"):
         x = norm(hidden, f"{prefix}.post_attention_layernorm.weight", eps)
+        conv = convolution(config, f"{prefix}.mlp_conv", x, place.offsets)
         sizes = (config.intermediate_size, config.hidden_size)
-        hidden = residual(hidden, mlp(x, f"{prefix}.mlp", sizes, bias=False))
+        branch = mlp(conv.prepare(x), f"{prefix}.mlp", sizes, bias=False)
+        hidden = residual(hidden, conv.finish(branch))
     return hidden, (key, value)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,22 +90,33 @@ class Special:
         return Special(self.slots, self.source, self.sampling, adjustment)
 
 
+class Scored(Protocol):
+    """The tokens that a drafter's logits [B, R, N] are of, where they are not of all."""
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """The ids [B, R] of columns [B, R] of the logits."""
+
+    def spread(self, logits: Tensor, slots: Tensor) -> Tensor:
+        """Logits [M, R, N] of slots [M] at the places of their tokens: [M, R, V].
+
+        All others are never chosen. Target and drafter race with the same noise only over the
+        same places.
+        """
+
+
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens that a drafter's head scores, where it does not score all."""
+    """The tokens that a drafter's head scores, where it does not score all: the same everywhere."""
 
     ids: npt.NDArray[np.int32]  # [N]: of the head's rows, none twice
     vocab_size: int  # the target's
 
-    def tokens(self, rows: Tensor) -> Tensor:
+    def tokens(self, columns: Tensor) -> Tensor:
         """The ids of rows of the head, of any shape."""
-        return take(constant(self.ids, DType.I32), rows, 0)
+        return take(constant(self.ids, DType.I32), columns, 0)
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """Logits [M, R, N] at the places of their tokens [M, R, V]; all others are never chosen.
-
-        Target and drafter race with the same noise only over the same places.
-        """
+    def spread(self, logits: Tensor, slots: Tensor) -> Tensor:
+        """See `Scored`."""
         size = len(self.ids)
         place = np.full(self.vocab_size, size)
         place[self.ids] = np.arange(size)
@@ -117,22 +129,22 @@ def choose(
     logits: Tensor,
     positions: Tensor,
     special: Special,
-    vocabulary: DraftVocabulary | None = None,
+    scored: Scored | None = None,
 ) -> Tensor:
     """Tokens int32 [B, R] for logits F32 [B, R, V]; positions int32 [B, R] are the tokens' own.
 
     Greedy ties go to the lower id. Order of the filters: temperature, top-k, top-p, min-p, as
     Hugging Face applies them, after the adjustment. What slots need that are not special is the
-    argmax alone, whatever the others do. `vocabulary`: of the logits, where they are a drafter's
-    for some tokens only.
+    argmax alone, whatever the others do. `scored`: whose logits they are, where they are a
+    drafter's for some tokens only.
     """
     with scope("choose"):
         best = argmax(logits)
-        greedy = best if vocabulary is None else vocabulary.tokens(best)
+        greedy = best if scored is None else scored.tokens(best)
 
         def with_special() -> Tensor:
             rows, at = take(logits, special.slots, 0), take(positions, special.slots, 0)
-            rows = rows if vocabulary is None else vocabulary.spread(rows)
+            rows = rows if scored is None else scored.spread(rows, special.slots)
             choices = concat([greedy, _pick(rows, at, special)], 0, "choices")
             return take(choices, special.source, 0)
 

@@ -36,10 +36,17 @@ from dflash_trt.graph import (
     where,
 )
 from dflash_trt.graph.compounds import compaction, prefix_count
-from dflash_trt.nets.drafter import Injection, draft_hidden, draft_logits, fuse_context
+from dflash_trt.nets.dflash2 import select
+from dflash_trt.nets.drafter import (
+    Injection,
+    draft_hidden,
+    draft_logits,
+    draft_rows,
+    fuse_context,
+)
 from dflash_trt.nets.layers import Span
 from dflash_trt.nets.penalties import Adjustment
-from dflash_trt.nets.sampling import DraftVocabulary, Sampling, Special, choose
+from dflash_trt.nets.sampling import DraftVocabulary, Sampling, Scored, Special, choose
 from dflash_trt.nets.target import target_forward, target_logits
 from dflash_trt.rotary import rotary_tables
 
@@ -118,11 +125,15 @@ def _step(
     attn = pair.drafter.attention
     block_span = _span(attn, num_positions, start, block_offsets)
     kv_rows = compaction(length, committed, step_tokens, size(block_offsets, 0))
-    place = Injection(rows=kv_rows, block=block_span)
+    place = Injection(rows=kv_rows, block=block_span, offsets=block_offsets)
     hidden, draft_updated = draft_hidden(pair.drafter, context, block_ids, place, draft_kv)
-    draft_rows = draft_logits(pair.drafter, take(hidden, draft_offsets, 1))
+    hidden = draft_rows(pair.drafter, take(hidden, draft_offsets, 1))
+    scores = draft_logits(pair.drafter, hidden)
+    scored: Scored | None = vocabulary
+    if pair.drafter.dflash2 is not None:
+        scores, scored = select(pair.drafter, hidden, scores, bonus, draft_offsets, vocabulary)
     positions = _outer(start, draft_offsets)
-    drafted = choose(draft_rows, positions, special.for_drafts(draft_offsets), vocabulary)
+    drafted = choose(scores, positions, special.for_drafts(draft_offsets), scored)
 
     graph.add_output(c.COMMITTED, committed)
     graph.add_output(c.NEXT, concat([bonus, drafted], 1, c.NEXT_TOKENS))

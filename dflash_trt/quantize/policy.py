@@ -11,6 +11,8 @@ from dflash_trt.quantize.blocks import BLOCK_SIZE
 from dflash_trt.quantize.floats import FP4_BLOCK
 
 FC, HEAD, EMBEDDING = "drafter.fc.weight", "lm_head.weight", "embed_tokens.weight"
+# DFlash 2's own tensors: kernels of convolutions, and what scores pairs of tokens.
+CONVOLUTION, SELECTOR, BASE_KERNEL = "_conv.", "candidate_selector.", ".base_kernel"
 
 
 def bits_of(precision: str) -> Callable[[str], int | None]:
@@ -18,6 +20,9 @@ def bits_of(precision: str) -> Callable[[str], int | None]:
 
     int4: layers in 4 bits; the head in 8, since its errors go straight into the choice of a
     token; the drafter's fc stays float32, for its inputs are raw features with outliers past 2e4.
+    Nor is anything of DFlash 2's own quantized: a convolution's kernel multiplies a whole layer's
+    input or output, the selector's scores choose tokens, and all of it is a few percent of a layer,
+    or a table of which a step reads some rows.
     """
     if precision == "fp32":
         return lambda name: None
@@ -29,7 +34,8 @@ def bits_of(precision: str) -> Callable[[str], int | None]:
 def format_of(precision: str) -> Callable[[str], str | None]:
     """For a weight's canonical name: "fp8" or "nvfp4", or None where it is not quantized.
 
-    nvfp4: the head in FP8, and fc not at all, for the same reasons as in int4.
+    nvfp4: the head in FP8, and fc and what is DFlash 2's own not at all, for the same reasons as
+    in int4.
     """
     if precision in ("bf16", "fp16"):
         return lambda name: None
@@ -58,7 +64,7 @@ def stored_bytes(
     `kept_as`: see `kept_format`.
     """
     size, compute = math.prod(shape), PRECISION_TABLE[precision].compute_bytes
-    if name == FC or len(shape) == 1:
+    if name == FC or len(shape) == 1 or name.endswith(BASE_KERNEL):
         return 4 * size  # float32 on every backend
     if compute == 4:
         packed = _cpu_bytes(precision, name, shape)
@@ -84,6 +90,6 @@ def _gpu_bytes(kind: str | None, shape: Sequence[int]) -> float | None:
 
 
 def _int4(name: str) -> int | None:
-    if name == FC:
+    if name == FC or CONVOLUTION in name or SELECTOR in name:
         return None
     return 8 if name.endswith((HEAD, EMBEDDING)) else 4

@@ -83,6 +83,8 @@ def _start(folder: Path, facts: TargetConfig) -> DrafterConfig:
     more = {
         "sliding windows or causal layers": set(start.masks) != {LayerMask(causal=False)},
         "an embedding or a head of its own": start.own_embedding or start.own_lm_head,
+        "a draft vocabulary of its own": start.draft_vocab_size is not None,
+        "DFlash 2's convolutions and selector": start.dflash2 is not None,
         "a scale or a cap of its own": (
             start.input_embedding_scale,
             start.output_multiplier,

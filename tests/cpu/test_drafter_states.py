@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tiny import PairMaker, ProbeMaker, TinyPair, close, draft_states, target_states
+from tiny import (
+    PairMaker,
+    ProbeMaker,
+    TinyPair,
+    close,
+    draft_choice,
+    draft_states,
+    target_states,
+)
 
 TEXT = torch.randint(0, 150, (26,), generator=torch.Generator().manual_seed(19)).tolist()
 YARN = {
@@ -52,6 +60,30 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "draft-vocabulary-in-another-order": {"draft_ids": [90, 3, 41, 8], "has_own_head": True},
     "draft-vocabulary-in-another-order-from-the-target": {"draft_ids": [90, 3, 41, 8]},
+    "dflash2": {"dflash2": {}},
+    "dflash2-of-one-tap": {"dflash2": {"conv_kernel_size": 1, "conv_group_size": 48}},
+    "dflash2-of-more-taps": {
+        "block": 7, "dflash2": {"conv_kernel_size": 5, "conv_group_size": 1, "selector_rank": 1},
+    },
+    "dflash2-with-a-tap-per-row": {"dflash2": {"conv_kernel_size": 4, "conv_group_size": 16}},
+    "dflash2-with-one-candidate": {"dflash2": {"selector_top_k": 1}},
+    "dflash2-with-all-candidates": {"dflash2": {"selector_top_k": 160, "selector_rank": 24}},
+    "dflash2-sliding": {
+        **sliding("sliding", "full"), "is_causal": False, "block": 6, "dflash2": {},
+    },
+    "dflash2-with-logit-options": {
+        "dflash2": {"selector_top_k": 7},
+        "dflash": {
+            "output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0
+        },
+    },
+    "dflash2-with-a-draft-vocabulary": {"draft_ids": range(3, 160, 4), "dflash2": {}},
+    "dflash2-with-a-draft-vocabulary-and-its-head": {
+        "draft_ids": [90, 3, 41, 8, 155], "has_own_head": True, "dflash2": {},
+    },
+    "dflash2-biased-of-a-tied-target": {
+        "attention_bias": True, "target": {"tie_word_embeddings": True}, "dflash2": {},
+    },
 }  # fmt: skip
 
 
@@ -73,7 +105,7 @@ def check_block(
     tokens = np.array(range(logits.shape[1]) if pair.draft_ids is None else pair.draft_ids)
     close(made["draft_hidden"][row], hidden)
     close(made["draft_logits"][row], logits[:, tokens])
-    assert drafts == tokens[logits[:, tokens].argmax(-1)].tolist()
+    assert drafts == draft_choice(pair, hidden, logits, bonus)
     fused = made["context"][row, :new]
     close(fused, context[-len(fused) :])
 
@@ -99,11 +131,38 @@ def test_drafts_equal_the_dflash_package_at_every_block_size(
     check_block(pair, make_probe(pair).step([TEXT], [0], known=[len(TEXT)]), TEXT)
 
 
-@pytest.mark.parametrize("built", [2, 5, 7])
-def test_a_block_built_narrower_than_trained_is_a_narrower_block_of_the_dflash_package(
-    built: int, make_pair: PairMaker, make_probe: ProbeMaker
+@pytest.mark.parametrize("block", [*range(2, 10), 17, 18])
+def test_the_path_of_the_selector_is_the_dflash_packages_at_every_block_size(
+    block: int, make_pair: PairMaker, make_probe: ProbeMaker
 ) -> None:
-    pair = make_pair(block=8)
+    """And a choice of its own: neither the likeliest tokens nor what follows the anchor alone."""
+    pair = make_pair(block=block, dflash2={"selector_top_k": 5, "selector_rank": 40})
+    made = make_probe(pair).step([TEXT], [0], known=[len(TEXT)])
+    check_block(pair, made, TEXT)
+    _, *drafts = made["next_tokens"][0].tolist()
+    assert block < 5 or drafts != made["draft_logits"][0].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("rows", range(6))
+def test_fewer_rows_are_the_start_of_the_same_path(
+    rows: int, make_pair: PairMaker, make_probe: ProbeMaker
+) -> None:
+    pair = make_pair(block=7, dflash2={})
+    whole = make_probe(pair).step([TEXT], [0], known=[len(TEXT)])["next_tokens"][0]
+    probe = make_probe(pair)
+    made = probe.step([TEXT], [0], known=[len(TEXT)], drafts=rows)
+    assert made["next_tokens"][0].tolist() == whole[: 1 + rows].tolist()
+    # What was injected without a block is what the next one needs.
+    again = probe.step([[int(whole[0])]], [len(TEXT)], known=[1])
+    check_block(pair, again, [*TEXT, int(whole[0])])
+
+
+@pytest.mark.parametrize("built", [2, 5, 7])
+@pytest.mark.parametrize("options", [{}, {"dflash2": {}}])
+def test_a_block_built_narrower_than_trained_is_a_narrower_block_of_the_dflash_package(
+    built: int, options: dict[str, Any], make_pair: PairMaker, make_probe: ProbeMaker
+) -> None:
+    pair = make_pair(block=8, **options)
     made = make_probe(pair, block=built).step([TEXT], [0], known=[len(TEXT)])
     assert made["draft_logits"].shape[1] == built - 1
     check_block(pair, made, TEXT)
@@ -124,10 +183,11 @@ def test_features_are_the_output_of_the_named_layer_and_not_its_input(
         close(made["features"][0], given[layer + 1][0].detach().numpy())
 
 
+@pytest.mark.parametrize("drafter", ["mixed-sliding", "dflash2"])
 def test_rows_of_a_batch_draft_as_they_would_alone(
-    make_pair: PairMaker, make_probe: ProbeMaker
+    drafter: str, make_pair: PairMaker, make_probe: ProbeMaker
 ) -> None:
-    pair = make_pair(**DRAFTERS["mixed-sliding"])
+    pair = make_pair(**DRAFTERS[drafter])
     probe = make_probe(pair, slots=3)
     texts = [TEXT[:5], TEXT[5:17], TEXT[9:10]]
     made = probe.step(texts, [0, 0, 0], known=[len(text) for text in texts])
@@ -135,11 +195,12 @@ def test_rows_of_a_batch_draft_as_they_would_alone(
         check_block(pair, made, text, row, new=len(text))
 
 
+@pytest.mark.parametrize("options", [{}, {"dflash2": {}}])
 @pytest.mark.parametrize("accepted", range(4))
 def test_after_any_number_of_accepted_drafts_the_cache_holds_the_committed_context_only(
-    accepted: int, make_pair: PairMaker, make_probe: ProbeMaker
+    accepted: int, options: dict[str, Any], make_pair: PairMaker, make_probe: ProbeMaker
 ) -> None:
-    pair = make_pair(block=4)
+    pair = make_pair(block=4, **options)
     probe = make_probe(pair)
     first = probe.step([TEXT], [0], known=[len(TEXT)])
     anchor = int(first["next_tokens"][0, 0])
@@ -158,10 +219,11 @@ def test_after_any_number_of_accepted_drafts_the_cache_holds_the_committed_conte
     check_block(pair, again, [*text, right])
 
 
+@pytest.mark.parametrize("options", [{}, {"dflash2": {}}])
 def test_idle_rows_and_padding_do_not_change_a_row(
-    make_pair: PairMaker, make_probe: ProbeMaker
+    options: dict[str, Any], make_pair: PairMaker, make_probe: ProbeMaker
 ) -> None:
-    pair = make_pair(block=4)
+    pair = make_pair(block=4, **options)
     alone = make_probe(pair)
     padded = make_probe(pair, slots=3)
     for text, at in ((TEXT[:6], 0), (TEXT[6:8], 6)):

@@ -37,6 +37,12 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft vocabulary of a tied target": ("llama", {
         "target": {"tie_word_embeddings": True}, "draft_ids": range(0, 160, 3),
     }),
+    "DFlash 2, block of 6": ("qwen3", {"block": 6, "dflash2": {"selector_top_k": 5}}),
+    "DFlash 2, sliding windows and a draft vocabulary": ("llama", {
+        "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"], "is_causal": False,
+        "draft_ids": range(1, 160, 2), "dflash2": {"conv_kernel_size": 3, "selector_rank": 9},
+    }),
     "soft cap, biases": ("qwen3", {
         "target": {"attention_bias": True}, "dflash": {"final_logit_softcapping": 3.0},
     }),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dflash_trt.config import PairConfig
 from dflash_trt.errors import ConfigError
 from dflash_trt.graph import DType, LinearWeight
 from dflash_trt.quantize.blocks import BLOCK_SIZE, Blocks, quantize, stack
-from dflash_trt.quantize.policy import bits_of
+from dflash_trt.quantize.policy import bits_of, format_of, stored_bytes
 from tiny import EngineMaker, PairMaker, TinyPair, greedy, target_states
 from tiny.ops import Arrays, run_ops
 
@@ -136,10 +137,24 @@ def test_policy_names_bits_for_every_kind_of_weight() -> None:
     assert int4("target.lm_head.weight") == int4("target.embed_tokens.weight") == 8
     assert int4("drafter.fc.weight") is None
     assert bits_of("fp32")("target.lm_head.weight") is None
+    for name, shape in DFLASH2.items():
+        assert int4(f"drafter.{name}") is None
+        assert format_of("fp8")(f"drafter.{name}") is format_of("nvfp4")(f"drafter.{name}") is None
+        size = 4 if name.endswith("base_kernel") else 2  # that one is float32 on every backend
+        assert stored_bytes("int4", f"drafter.{name}", shape) == 4 * math.prod(shape)
+        assert stored_bytes("nvfp4", f"drafter.{name}", shape) == size * math.prod(shape)
     with pytest.raises(ConfigError, match="fp8"):
         bits_of("fp8")
 
 
+DFLASH2 = {
+    "layers.0.attention_conv.kernel_projection.weight": (32, 64),
+    "layers.1.mlp_conv.kernel_projection.weight": (32, 64),
+    "layers.1.mlp_conv.base_kernel": (2, 2, 64),
+    "candidate_selector.hidden_projection.weight": (64, 64),
+    "candidate_selector.predecessor_codebook": (192, 64),
+    "candidate_selector.successor_codebook": (192, 64),
+}
 QUANTIZABLE = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 192}
 
 
@@ -195,6 +210,19 @@ def test_an_int4_engine_is_lossless_against_itself_and_holds_the_blocks(
     # A product each of qkv, o, gate-up and down; the context's k and v; two heads.
     assert kinds.count("MatMulNBits") == layers * 4 + 1 + 2
     assert kinds.count("FusedMatMul") == 1  # fc
+
+
+def test_an_int4_engine_quantizes_nothing_of_dflash2s_own(
+    make_pair: PairMaker, make_engine: EngineMaker, prompts: list[list[int]]
+) -> None:
+    pair = make_pair(target=QUANTIZABLE, intermediate_size=96, dflash2={"selector_rank": 32})
+    engine = make_engine(pair, precision="int4")
+    plain = engine.generate(prompts[0], 20, width=1)
+    assert engine.generate(prompts[0], 20).token_ids == plain.token_ids
+    model = onnx.load(str(engine.directory.model), load_external_data=False)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("MatMulNBits") == (pair.target.config.num_hidden_layers + 2) * 4 + 1 + 2
+    assert kinds.count("FusedMatMul") == 1 + 2 * 2 + 1  # fc, kernels of two layers, the selector
 
 
 def test_a_head_that_is_shared_is_written_once(

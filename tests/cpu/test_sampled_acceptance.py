@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from dflash_trt.decode.request import SamplingParams
-from tiny import TinyEngine
+from tiny import EngineMaker, PairMaker, TinyEngine
 from tiny.reference import draft_states, target_states
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -88,6 +88,15 @@ def test_shared_noise_accepts_nearly_what_rejection_sampling_would(
     # One token from each side agrees with probability sum(min(p, q)) at most, whatever the way.
     assert ours < best + 4 * (best / blocks) ** 0.5
     assert ours > best / (2 - best) - 4 * (best / blocks) ** 0.5  # what Gumbel-max guarantees
+
+
+def test_drafts_that_no_logits_tell_are_refused(
+    bench: Any, make_pair: PairMaker, make_engine: EngineMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = make_engine(make_pair(dflash2={}))
+    with pytest.raises(SystemExit):
+        bench.tapped_engine(engine.directory.path)
+    assert "its drafter is of DFlash 2" in capsys.readouterr().err
 
 
 def test_the_overlap_is_what_rejection_sampling_accepts(bench: Any) -> None:

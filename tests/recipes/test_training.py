@@ -25,7 +25,8 @@ from torch.nn.functional import embedding
 
 from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.errors import DFlashError
-from tiny import save_target
+from tiny import save_drafter, save_target
+from tiny.models import add_draft_vocabulary
 
 CHAT = ChatFormat(before=(1, 7, 9, 11), after=(2, 12, 13), ends=frozenset({2}))
 LAYERS, MASK, BLOCK = (0, 2, 4), 5, 4
@@ -240,6 +241,25 @@ def test_a_start_has_all_that_is_asked_for(
     with pytest.raises(SystemExit):
         make_task(origin, Namespace(**(vars(args) | changes)))
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["draft vocabulary of its own", "DFlash 2's convolutions"])
+def test_a_start_with_what_training_leaves_out_is_refused(
+    what: str, data: Path, target: Any, tmp_path: Path, capsys: Any
+) -> None:
+    start = tmp_path / "start"
+    is_dflash2 = what.startswith("DFlash")
+    save_drafter(start, target, layer_ids=LAYERS, dflash2={} if is_dflash2 else None)
+    if not is_dflash2:
+        add_draft_vocabulary(start, target, range(9, 200, 3), has_own_head=False)
+    args = options_of_training(data, tmp_path / "drafter", init=str(start), mask_token=None)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        make_task(Origin.read(data), args)
+    said = capsys.readouterr().err
+    assert what in said
+    assert "cannot be trained on here" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_part_of_a_drafter_is_trained_on(

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from dflash.model import DFlashDraftModel
+from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
@@ -37,6 +37,8 @@ FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
 MASK_ID = VOCAB - 1
+# A small DFlash 2; HIDDEN is a multiple of its groups.
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,18 @@ def save_drafter(
     block: int = 4,
     layer_ids: Sequence[int] = (0, 2),
     dflash: dict[str, Any] | None = None,
+    dflash2: dict[str, Any] | None = None,
     weights: dict[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> Any:
-    """A drafter for `target`; `dflash` adds to dflash_config, `weights` replaces random ones."""
+    """A drafter for `target`; `dflash` adds to dflash_config, `weights` replaces random ones.
+
+    With `dflash2`, keys that differ from `DFLASH2`, it is a DFlash 2 drafter.
+    """
     sizes = {**SIZES, "num_hidden_layers": 2, **options}
+    if dflash2 is not None:
+        sizes = {"is_causal": False, **sizes}
+        dflash = {**DFLASH2, **(dflash or {}), **dflash2}
     for name in ("vocab_size", "hidden_size"):
         sizes[name] = getattr(target.config, name)
     config = Qwen3Config(
@@ -92,13 +101,23 @@ def save_drafter(
             **(dflash or {}),
         },
     )
-    drafter = DFlashDraftModel(config).eval()
+    drafter = (DFlashDraftModel if dflash2 is None else DFlash2DraftModel)(config).eval()
     _randomize(drafter, seed)
     if weights is not None:
         drafter.load_state_dict(weights)
-    drafter.save_pretrained(folder)
-    _edit_config(folder, auto_map={"AutoModel": "dflash.DFlashDraftModel"})
+    _save_drafter(folder, drafter)
+    _edit_config(folder, auto_map={"AutoModel": f"dflash.{type(drafter).__name__}"})
     return drafter
+
+
+def _save_drafter(folder: Path, drafter: Any) -> None:
+    """As z-lab stores it: codebooks have no `.weight` in their names."""
+    drafter.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    plain = {name.replace("_codebook.weight", "_codebook"): t for name, t in tensors.items()}
+    if plain.keys() != tensors.keys():
+        save_file(plain, file, {"format": "pt"})
 
 
 def save_pair(
@@ -158,13 +177,18 @@ def train_drafter(pair: TinyPair, texts: torch.Tensor, prompt: int, steps: int) 
             position_ids=torch.arange(start + block)[None],
         )
         logits = hidden[:, 1:] @ head.T
+        selector = getattr(drafter, "candidate_selector", None)
+        if selector is not None:  # scores behind the right token, of all candidates
+            before = selector.predecessor_codebook(texts[:, start : start + block - 1])
+            state = before * selector.hidden_projection(hidden[:, 1:])
+            logits = logits + state @ selector.successor_codebook.weight.T
         wanted = texts[:, start + 1 : start + block]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     drafter.eval()
-    drafter.save_pretrained(pair.drafter_dir)
+    _save_drafter(pair.drafter_dir, drafter)
 
 
 def _randomize(model: torch.nn.Module, seed: int) -> None:
@@ -177,10 +201,16 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(1 + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif name.endswith("base_kernel"):  # the row itself counts most, as after a training
+                parameter.copy_(0.4 * noise)
+                parameter[:, 0] += 1
             elif name.endswith("embed_tokens.weight"):
                 parameter.copy_(noise)
+            elif name.endswith("_codebook.weight"):
+                parameter.copy_(0.5 * noise)
             else:
                 gain = 3.0 if name.endswith(("q_proj.weight", "lm_head.weight")) else 1.2
+                gain = 0.4 if name.endswith("kernel_projection.weight") else gain
                 parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
 
 

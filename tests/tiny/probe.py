@@ -128,7 +128,9 @@ def taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
     fuse = _product(graph, "drafter.fc.weight")
     final = _normed(graph, "drafter.norm.weight")
     choices = [node for node in graph.nodes if node.op == "argmax"]
-    assert len(choices) == 2, "one greedy choice each of target and drafter"
+    selectors = [node for node in graph.nodes if node.op == "topk"]
+    wanted = 2 + len(selectors)
+    assert len(choices) == wanted, "one greedy choice each of target, drafter, and its selector"
     joined = next(node for node in graph.nodes if fuse.inputs[0] in node.outputs)
     assert len(joined.inputs) == num_features
     return {
@@ -136,7 +138,7 @@ def taps(graph: Graph, num_features: int) -> dict[str, Tensor]:
         "features": fuse.inputs[0],
         "context": _normed(graph, "drafter.hidden_norm.weight").outputs[0],
         "draft_hidden": final.outputs[0],
-        "draft_logits": choices[1].inputs[0],
+        "draft_logits": (selectors or choices[1:])[0].inputs[0],
     }
 
 

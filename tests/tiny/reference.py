@@ -82,6 +82,23 @@ def draft_states(pair: TinyPair, features: F32, anchor: int, block: int) -> tupl
     return fused[0].numpy(), hidden[0].numpy(), logits[0].numpy()
 
 
+@torch.no_grad()
+def draft_choice(pair: TinyPair, hidden: F32, logits: F32, anchor: int) -> list[int]:
+    """The package's greedy drafts: the likeliest tokens, or the path of DFlash 2's selector.
+
+    Of a draft vocabulary, if the pair has one.
+    """
+    ids = range(logits.shape[1]) if pair.draft_ids is None else pair.draft_ids
+    barred = torch.full(logits.shape, -torch.inf)
+    barred[:, list(ids)] = torch.from_numpy(logits)[:, list(ids)]
+    selector = getattr(pair.drafter, "candidate_selector", None)
+    if selector is None:
+        return barred.argmax(-1).tolist()
+    rows = torch.from_numpy(hidden)[None]
+    path, _, _ = selector.select(rows, barred[None], torch.tensor([anchor]), 0.0)
+    return path[0].tolist()
+
+
 def close(found: Any, wanted: Any) -> None:
     """Equal within 1e-4 of the largest value: both sides sum in float32, in unlike orders."""
     scale = float(np.abs(wanted).max())
@@ -93,17 +110,18 @@ def dflash_run(
 ) -> DFlashRun:
     """The dflash package's own greedy generation."""
     drafts: list[list[int]] = []
-    compute_logits = pair.drafter.compute_logits
+    watches = "propose" if hasattr(pair.drafter, "propose") else "compute_logits"  # DFlash 2, or 1
+    method = getattr(pair.drafter, watches)
 
-    def watched(hidden: Any, head: Any) -> Any:
-        logits = compute_logits(hidden, head)
-        drafts.append(logits[0].argmax(-1).tolist())
-        return logits
+    def watched(*args: Any) -> Any:
+        made = method(*args)
+        drafts.append((made[0][0] if watches == "propose" else made[0].argmax(-1)).tolist())
+        return made
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about a name dflash uses
         patch.setattr(dflash.model, "_cuda_time", time.perf_counter)
-        patch.setattr(pair.drafter, "compute_logits", watched)
+        patch.setattr(pair.drafter, watches, watched)
         made = dflash_generate(
             pair.drafter, pair.target, torch.tensor([list(prompt)]), count, None,
             block_size=block, return_stats=True,

@@ -123,6 +123,26 @@ def test_a_pair_of_one_head_without_a_fused_kernel_builds(
     assert describe(engine)["tensorrt"]["step"]["engines"] == 1
 
 
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("bf16", {"draft_ids": range(1, 160, 3), "dflash2": {"conv_kernel_size": 3}}),
+        ("nvfp4", {"block": 8, "dflash2": {"selector_top_k": 16, "selector_rank": 32}}),
+        # Sums and choices over one element, where there is nothing to choose.
+        ("bf16", {"block": 2, "dflash2": {"selector_top_k": 1, "selector_rank": 1}}),
+    ],
+)
+def test_a_pair_of_dflash2_builds_with_its_sampler(
+    precision: str, options: dict[str, Any], make_pair: PairMaker, tmp_path: Path
+) -> None:
+    pair = make_pair(**options)
+    choices = {**GPU_CHOICES, "precision": precision}
+    planned = plan(str(pair.target_dir), str(pair.drafter_dir), choices)
+    engine = build(planned, tmp_path / "engine", force=False, progress=lambda *_: None)
+    assert describe(engine)["tensorrt"]["step"]["engines"] == 1
+    assert engine.config.pair.drafter.dflash2 == planned.pair.config.drafter.dflash2
+
+
 def test_a_pair_with_a_draft_vocabulary_builds_with_its_sampler(
     make_pair: PairMaker, tmp_path: Path
 ) -> None:

@@ -126,6 +126,46 @@ def drafter_tensors(bias: bool = False, layers: int = 2) -> dict[str, torch.Tens
     return tensors | {"norm.weight": random(64)}
 
 
+# What makes a DFlash 2 drafter of the above: keys of dflash_config, and tensors.
+DFLASH2_CONFIG: dict[str, Any] = {
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 12,
+    "selector_top_k": 8,
+}
+
+
+def dflash2_tensors() -> dict[str, torch.Tensor]:
+    """Random bf16 weights of a DFlash 2 drafter that fit both configs."""
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+    selector = "candidate_selector."
+    tensors = drafter_tensors() | {
+        selector + "predecessor_codebook": random(96, 12),
+        selector + "successor_codebook": random(96, 12),
+        selector + "hidden_projection.weight": random(12, 64),
+    }
+    for layer in range(2):
+        for part in ("attention_conv", "mlp_conv"):
+            tensors[f"layers.{layer}.{part}.base_kernel"] = random(2, 2, 64)
+            tensors[f"layers.{layer}.{part}.kernel_projection.weight"] = random(16, 64)
+    return tensors
+
+
+def save_dflash2(
+    folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any
+) -> Path:
+    """`save_drafter` of a DFlash 2 drafter."""
+    nested = DFLASH2_CONFIG | changes.pop("dflash_config", {})
+    own = {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+    return save_drafter(
+        folder, tensors or dflash2_tensors(), dflash_config=nested, **(own | changes)
+    )
+
+
 def save_drafter(
     folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any
 ) -> Path:
