@@ -57,9 +57,10 @@ def _side(figures: dict[str, Any], side: str) -> list[tuple[str, object]]:
     heads = f"{attention['num_heads']}/{attention['num_kv_heads']} heads"
     rope = f"rope {attention['rope']['kind']} theta {attention['rope']['theta']:g}"
     source = figures["sources"].get(side, {}).get("reference", "not recorded")
+    kind = "DFlash 2, " if facts.get("dflash2") else ""
     return [
         (side, source),
-        ("", f"{facts['num_layers']} layers, hidden {facts['hidden_size']}, {heads} of "
+        ("", f"{kind}{facts['num_layers']} layers, hidden {facts['hidden_size']}, {heads} of "
          f"{attention['head_dim']}, {rope}"),
     ]  # fmt: skip
 

@@ -85,6 +85,26 @@ def test_a_recipe_may_name_one_for_its_own_drafter(
     assert (code, "draft_vocab is 7, expected the name of a file" in err) == (2, True)
 
 
+def test_inspect_says_which_kind_of_drafter_it_is(
+    run: Run, make_pair: PairMaker, tmp_path: Path
+) -> None:
+    for kind, options in (("DFlash 2, 2 layers", {"dflash2": {}}), ("2 layers", {})):
+        pair, engine = make_pair(**options), tmp_path / f"engine{len(options)}"
+        run(
+            "build",
+            "--target",
+            pair.target_dir,
+            "--drafter",
+            pair.drafter_dir,
+            "-o",
+            engine,
+            *SMALL,
+        )
+        lines = run("inspect", engine)[1].splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("drafter "))
+        assert lines[at + 1].strip().startswith(f"{kind}, hidden 48")
+
+
 BAD: list[tuple[str, tuple[str, ...], str]] = [
     ("text", ("--size", "0"), "size is 0, the target's vocabulary has 160 tokens"),
     ("text", ("--size", "161"), "size is 161"),
