@@ -28,11 +28,16 @@ class Frequent:
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
-    """How often each token occurs, int64 [vocab_size]. Raises `RequestError` for bad Unicode."""
+    """How often each token occurs, int64 [vocab_size]. Raises `RequestError` for bad Unicode.
+
+    Longer where the vocabulary has gaps, so that ids go beyond its size.
+    """
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        counts += np.bincount(ids, minlength=len(counts))
+        found = np.bincount(ids, minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
     return counts
 
 
@@ -48,7 +53,7 @@ def most_frequent(counts: Counts, size: int, always: Collection[int]) -> Frequen
     if total == 0:
         raise ConfigError("the text is empty: there is nothing to count")
     order = np.argsort(-counts, kind="stable")
-    first = list(always)[:size]
+    first = [token for token in always if token < len(counts)][:size]
     rest = order[~np.isin(order, first)]
     chosen = np.sort([*first, *rest[: size - len(first)]])
     return Frequent(

@@ -156,6 +156,19 @@ def test_what_is_counted_does_not_depend_on_how_it_is_read(
     assert (count_tokens(tokenizer, read_texts([text], told.append)) == whole).all()
 
 
+def test_a_vocabulary_with_gaps(pair: TinyPair, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(pair.target_dir, folder)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["vocab"]["z"] = 400
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.vocab_size == 160
+    counts = count_tokens(tokenizer, ["az", "zb"])
+    assert counts.sum() == 4
+    assert most_frequent(counts, 1, ()).ids == (400,)
+
+
 def test_the_tokens_that_end_a_text_are_always_drafted(pair: TinyPair, tmp_path: Path) -> None:
     folder = tmp_path / "target"
     shutil.copytree(pair.target_dir, folder)
@@ -166,6 +179,7 @@ def test_the_tokens_that_end_a_text_are_always_drafted(pair: TinyPair, tmp_path:
     found = most_frequent(counts, 3, tokenizer.stop_ids)
     assert found.ids == tuple(sorted([*tokenizer.encode("a"), 150, 151]))
     assert found.covered == 0.75
+    assert most_frequent(counts, 3, [5000]).ids == most_frequent(counts, 3, ()).ids  # no token
     # Too few tokens in the text: the tokenizer's first ones fill up.
     assert set(range(10)) < set(most_frequent(counts, 14, tokenizer.stop_ids).ids)
     with pytest.raises(ConfigError, match="empty"):
