@@ -112,7 +112,7 @@ def read_recipe(file: Path) -> Recipe:
         if not isinstance(data.get(key), str):
             raise ConfigError(f"recipe {file} has no {key}", hint=HOW_TO)
     vocab = data.get(DRAFT_VOCAB)
-    if not (vocab is None or isinstance(vocab, str)):
+    if vocab is not None and not (isinstance(vocab, str) and vocab.strip() and vocab.isprintable()):
         raise ConfigError(
             f"recipe {file}: {DRAFT_VOCAB} is {vocab!r}, expected the name of a file", hint=HOW_TO
         )

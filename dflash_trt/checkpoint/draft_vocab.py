@@ -7,13 +7,12 @@ draft the target still chooses, one token a step, so the text stays the same.
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoint.facts import MAX_JSON_BYTES, brief, parse_json
+from dflash_trt.checkpoint.facts import brief, parse_json, read_bytes
 from dflash_trt.checkpoint.tensors import (
     FloatArray,
     Q4Blocks,
@@ -27,6 +26,7 @@ from dflash_trt.quantize.floats import FloatCodes, Fp8Weight, Nvfp4Weight
 DraftIds = npt.NDArray[np.int32]
 
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
+HOW_TO_MAKE = "`dflash-trt draft-vocab` makes a list of token ids from text"
 _WHOLE_NUMBERS = ("I64", "I32")
 
 
@@ -51,11 +51,12 @@ def stored_ids(source: TensorSource, vocab_size: int, rows: int | None) -> Draft
     row = np.arange(len(offsets))
     ids = row + np.where(np.abs(offsets) <= vocab_size, offsets, -1 - row)
     if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab_size:
-        raise _bad(info, f"leads outside the target's {vocab_size} tokens")
+        raise _bad(info, f"leads outside the vocabulary's {vocab_size} tokens")
     if len(np.unique(ids)) != len(ids):
         raise _bad(info, "leads to the same token twice")
     _check_marks(source, ids, vocab_size)
-    return None if np.array_equal(ids, np.arange(vocab_size)) else ids.astype(np.int32)
+    has_all = len(ids) == vocab_size and np.array_equal(ids, row)
+    return None if has_all else ids.astype(np.int32)
 
 
 def read_ids(path: Path, vocab_size: int) -> DraftIds:
@@ -65,16 +66,12 @@ def read_ids(path: Path, vocab_size: int) -> DraftIds:
     that is none, `ConfigError` for ids that the target does not have, or has twice.
     """
     try:
-        if os.path.getsize(path) > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: is too large for a list of token ids")
-        ids = parse_json(path.read_bytes(), path, "file")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        ids = parse_json(read_bytes(path), path, "file")
+    except CheckpointError as error:
+        error.hint = HOW_TO_MAKE
+        raise
     if not isinstance(ids, list) or not ids:
-        raise CheckpointError(
-            f"{path}: is {brief(ids)}, expected a list of token ids",
-            "`dflash-trt draft-vocab` makes one from text",
-        )
+        raise CheckpointError(f"{path}: is {brief(ids)}, expected a list of token ids", HOW_TO_MAKE)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise ConfigError(

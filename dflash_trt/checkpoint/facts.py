@@ -142,7 +142,7 @@ def brief(value: object) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises `CheckpointError` for anything else, in one line."""
-    data = _read_bytes(path)
+    data = read_bytes(path)
     if data.startswith(LFS_MAGIC):
         raise lfs_pointer(path)
     value = parse_json(data, path, "file")
@@ -182,10 +182,12 @@ def lfs_pointer(path: Path) -> CheckpointError:
     )
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """A whole file of metadata. Raises `CheckpointError` for what is none: a folder, a device."""
     try:
         if not os.path.isfile(path):
-            raise CheckpointError(f"{path}: no such file")
+            what = "is not a file" if os.path.exists(path) else "no such file"
+            raise CheckpointError(f"{shown(str(path))}: {what}")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: is larger than {MAX_JSON_BYTES} bytes, so not metadata")
         return path.read_bytes()

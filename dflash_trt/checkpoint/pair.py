@@ -126,7 +126,7 @@ def check_pair(
     elif tensors and drafter.vocab_size != target.vocab_size:
         remarks.append(
             f"{vocabularies}: by their padding, if the drafter was trained for this target; it "
-            "uses the target's embedding and head"
+            f"uses the target's embedding{'' if drafter.own_lm_head else ' and head'}"
         )
     if drafter.num_target_layers is not None:
         _equal(

@@ -56,7 +56,9 @@ def plain_facts(facts: Facts) -> Facts:
         facts.fail(DECODER, "is missing", "a fact about the model must come from its files")
     if decoder.text("model_type") not in ("qwen3", "llama"):
         decoder.fail("model_type", f"is {brief(decoder.get('model_type'))}, expected qwen3")
-    carried = {key: value for key, value in facts.data.items() if key not in _NOT_CARRIED}
+    # Null counts as absent: it takes nothing from what the decoder's part says.
+    carried = {key: facts.get(key) for key in facts.data if facts.has(key)}
+    carried = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
     drafting = {key: carried.pop(key) for key in _DRAFTING if key in carried}
     dflash: dict[str, Any] = {**drafting, "target_layer_ids": _layer_ids(facts)}
     if facts.flag("sliding_window_non_causal", default=non_causal):
@@ -68,7 +70,7 @@ def plain_facts(facts: Facts) -> Facts:
     )
 
 
-def _layer_ids(facts: Facts) -> list[int] | None:
+def _layer_ids(facts: Facts) -> list[int]:
     """Whose OUTPUT the drafter sees, as z-lab counts."""
     if not facts.has(LAYER_IDS):
         facts.fail(

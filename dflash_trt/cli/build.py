@@ -49,7 +49,7 @@ def build(
     precision: str | None = typer.Option(
         None,
         help=f"Weights: {', '.join(PRECISIONS)}. Default: the recipe's, else fp32 for the CPU and "
-        "for a GPU that of an FP8 or NVFP4 target, or bf16.",
+        "for a GPU bf16, or fp8 or nvfp4 of a target whose codes it can take over.",
     ),
     device: str | None = typer.Option(
         None, help=f"What it runs on: {', '.join(DEVICES)}. Default: the recipe's, else cpu."

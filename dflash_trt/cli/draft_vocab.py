@@ -10,11 +10,19 @@ import typer
 
 from dflash_trt import swap
 from dflash_trt.build.recipe import find_recipe
+from dflash_trt.checkpoint.draft_vocab import read_ids
+from dflash_trt.checkpoint.facts import MAX_SIZE
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.target import load_tokenizer
 from dflash_trt.cli.output import JSON_OPTION, print_json, print_rows, progress_bar
-from dflash_trt.errors import ConfigError
-from dflash_trt.text.frequency import count_tokens, most_frequent, read_texts
+from dflash_trt.errors import ConfigError, DFlashError
+from dflash_trt.text.frequency import (
+    check_size,
+    count_tokens,
+    most_frequent,
+    num_bytes,
+    read_texts,
+)
 
 
 def draft_vocab(
@@ -31,16 +39,19 @@ def draft_vocab(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Choose a draft vocabulary, for `build --draft-vocab`: the most frequent tokens of texts."""
-    _check_place(output, force)
+    place = swap.real_path(output)
+    _check_place(place, force)
+    total = num_bytes(texts)
     recipe = find_recipe(target)
-    place = (target, None) if recipe is None else (recipe.target, recipe.base)
-    tokenizer = load_tokenizer(locate(*place, facts_only=True))
+    reference = (target, None) if recipe is None else (recipe.target, recipe.base)
+    tokenizer = load_tokenizer(locate(*reference, facts_only=True))
+    check_size(size, tokenizer.vocab_size)  # before texts are read
     with progress_bar() as bar:
-        task = bar.add_task("tokens", total=sum(map(_size, texts)))
-        pieces = read_texts(texts, lambda num_bytes: bar.advance(task, num_bytes))
+        task = bar.add_task("tokens", total=total)
+        pieces = read_texts(texts, lambda count: bar.advance(task, count))
         found = most_frequent(count_tokens(tokenizer, pieces), size, tokenizer.stop_ids)
     try:
-        swap.write_file(output, (json.dumps(found.ids) + "\n").encode())
+        swap.write_file(place, (json.dumps(found.ids) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
     figures = {
@@ -64,10 +75,6 @@ def draft_vocab(
     )
 
 
-def _size(file: Path) -> int:
-    return os.path.getsize(file) if os.path.isfile(file) else 0
-
-
 def _check_place(output: Path, force: bool) -> None:
     """Refuse a place where something else is, or nothing can be written, before the work."""
     try:
@@ -83,7 +90,7 @@ def _check_place(output: Path, force: bool) -> None:
 
 def _is_vocabulary(file: Path) -> bool:
     try:
-        ids = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
+        read_ids(file, MAX_SIZE)
+    except DFlashError:
         return False
-    return isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from dflash_trt.text.tokenizer import Tokenizer
 
 Counts = npt.NDArray[np.int64]
 
-CHUNK_CHARS = 1 << 20  # what is encoded at once; cut at the end of a line
+CHUNK_CHARS = 1 << 20  # what is encoded at once, up to twice; cut at the end of a line if it can be
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def most_frequent(counts: Counts, size: int, always: Collection[int]) -> Frequen
     What the text has too few of is filled up with the lowest ids: a tokenizer learns frequent
     tokens first. Raises `ConfigError` for a size that the vocabulary has not, or an empty text.
     """
-    if not 1 <= size <= len(counts):
-        raise ConfigError(f"size is {size}, the target's vocabulary has {len(counts)} tokens")
+    check_size(size, len(counts))
     total = int(counts.sum())
     if total == 0:
         raise ConfigError("the text is empty: there is nothing to count")
@@ -64,6 +64,26 @@ def most_frequent(counts: Counts, size: int, always: Collection[int]) -> Frequen
     )
 
 
+def check_size(size: int, vocab_size: int) -> None:
+    """Raises `ConfigError` for a draft vocabulary that is empty or larger than the target's."""
+    if not 1 <= size <= vocab_size:
+        raise ConfigError(f"size is {size}, the target's vocabulary has {vocab_size} tokens")
+
+
+def num_bytes(files: Iterable[Path]) -> int:
+    """Bytes of text files, 0 of a pipe. Raises `ConfigError` for one that cannot be read."""
+    total = 0
+    for file in files:
+        try:
+            if file.is_dir():
+                raise ConfigError(f"{file}: cannot be read: it is a folder")
+            total += os.path.getsize(file)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{file}: cannot be read: {reason}") from error
+    return total
+
+
 def read_texts(files: Iterable[Path], on_bytes: Callable[[int], None]) -> Iterator[str]:
     """Pieces of text files, in order; `on_bytes` is told how many were read.
 
@@ -71,9 +91,9 @@ def read_texts(files: Iterable[Path], on_bytes: Callable[[int], None]) -> Iterat
     """
     for file in files:
         try:
-            with file.open(encoding="utf-8") as stream:
+            with file.open(encoding="utf-8-sig") as stream:
                 while piece := stream.read(CHUNK_CHARS):
-                    piece += stream.readline()
+                    piece += stream.readline(CHUNK_CHARS)  # a file may be one line
                     on_bytes(len(piece.encode()))
                     yield piece
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -80,9 +81,11 @@ def test_a_recipe_may_name_one_for_its_own_drafter(
     other = make_pair(draft_ids=[4, 5, 6]).drafter_dir
     made = run(*command, "--drafter", other, "-o", tmp_path / "b")[1]
     assert json.loads(made)["draft_vocab_size"] == 3
-    recipe.write_text(f"{lines}draft_vocab: 7\n")
-    code, _, err = run(*command, "-o", tmp_path / "c")
-    assert (code, "draft_vocab is 7, expected the name of a file" in err) == (2, True)
+    for value in ("7", '""', '"a\\0b"'):
+        recipe.write_text(f"{lines}draft_vocab: {value}\n")
+        code, _, err = run(*command, "-o", tmp_path / "c")
+        assert (code, "expected the name of a file" in err) == (2, True)
+        assert str(recipe) in err
 
 
 def test_inspect_says_which_kind_of_drafter_it_is(
@@ -135,12 +138,33 @@ def test_only_a_draft_vocabulary_is_replaced(run: Run, pair: TinyPair, tmp_path:
     assert output.read_bytes() == before
     assert choose(run, pair, text, 2, output, "--force")[0] == 0
     assert len(json.loads(output.read_text())) == 2
-    for content in ('{"a": 1}', "[1.5]", "notes"):
+    for content in ('{"a": 1}', "[1.5]", "[true]", "[]", "notes"):
         output.write_text(content)
         assert "no draft vocabulary" in choose(run, pair, text, 2, output, "--force")[2]
         assert output.read_text() == content
+    os.mkfifo(tmp_path / "pipe")
+    for device in (tmp_path / "pipe", "/dev/zero"):
+        assert "no draft vocabulary" in choose(run, pair, text, 2, device, "--force")[2]
     assert "cannot be written" in choose(run, pair, text, 2, tmp_path / "none" / "x")[2]
-    assert "cannot be read" in choose(run, pair, tmp_path / "no.txt", 2, tmp_path / "y.json")[2]
+    output.unlink()
+    output.symlink_to(tmp_path / "real.json")
+    (tmp_path / "real.json").write_text("[1]")
+    assert choose(run, pair, text, 2, output, "--force")[0] == 0
+    assert output.is_symlink()
+    assert len(json.loads((tmp_path / "real.json").read_text())) == 2
+
+
+def test_what_cannot_be_done_is_said_before_texts_are_read(
+    run: Run, pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, output = tmp_path / "text", tmp_path / "ids.json"
+    text.write_text("aab")
+    monkeypatch.setattr("dflash_trt.cli.draft_vocab.read_texts", lambda *_: pytest.fail("read"))
+    command = ("draft-vocab", text, "--target", pair.target_dir, "-o", output)
+    assert "size is 0" in run(*command, "--size", 0)[2]
+    for other, message in ((tmp_path, "is a folder"), (tmp_path / "none", "No such file")):
+        code, _, err = run(*command, other, "--size", 2)
+        assert (code, f"{other}: cannot be read" in err, message in err) == (2, True, True)
 
 
 def test_what_is_counted_does_not_depend_on_how_it_is_read(
@@ -154,6 +178,11 @@ def test_what_is_counted_does_not_depend_on_how_it_is_read(
     assert sum(told) == text.stat().st_size
     monkeypatch.setattr("dflash_trt.text.frequency.CHUNK_CHARS", 7)
     assert (count_tokens(tokenizer, read_texts([text], told.append)) == whole).all()
+    # A file of one line is not read at once, and Windows' byte order mark is no token.
+    text.write_bytes(b"\xef\xbb\xbf" + b"a" * 200)
+    pieces = list(read_texts([text], told.append))
+    assert "".join(pieces) == "a" * 200
+    assert max(map(len, pieces)) <= 14
 
 
 def test_a_vocabulary_with_gaps(pair: TinyPair, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ BAD: list[tuple[dict[str, torch.Tensor], dict[str, Any], str]] = [
     ({"d2t": GOOD["d2t"].float()}, {}, "d2t is F32 .*expected a list of whole numbers"),
     ({"d2t": GOOD["d2t"][None]}, {}, "d2t is I64"),
     ({"d2t": GOOD["d2t"][:0]}, {}, "d2t leads outside"),
-    ({"d2t": GOOD["d2t"] + 1}, {}, "d2t leads outside the target's 96 tokens"),
+    ({"d2t": GOOD["d2t"] + 1}, {}, "d2t leads outside the vocabulary's 96 tokens"),
     ({"d2t": GOOD["d2t"] - 4}, {}, "d2t leads outside"),
     ({"d2t": torch.tensor([2**63 - 1, 0])}, {}, "d2t leads outside"),
     ({"d2t": torch.tensor([-(2**63), 0])}, {}, "d2t leads outside"),
@@ -133,7 +135,10 @@ def test_a_head_of_some_tokens_need_not_count_the_padding_of_the_vocabulary(
         extra = tables(IDS) | own
         del extra["t2d"]
         drafter = save(tmp_path / f"d{vocab_size}", extra, vocab_size=vocab_size)
-        assert read_pair(target, drafter).config.drafter.vocab_size == VOCAB
+        pair = read_pair(target, drafter)
+        assert pair.config.drafter.vocab_size == VOCAB
+        (remark,) = (warning for warning in pair.warnings if "padding" in warning)
+        assert remark.endswith("it uses the target's embedding")
     extra = {"d2t": torch.tensor([95, 95])} | {HEAD: torch.randn(2, 64)}
     with pytest.raises(PairMismatch, match="has token 96, the target 96 tokens"):
         read_pair(target, save(tmp_path / "d", extra, vocab_size=128))
@@ -201,10 +206,27 @@ def test_files_that_are_no_vocabulary(tmp_path: Path, content: str, message: str
     assert "\n" not in caught.value.message
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match="is not a file"):
             read_ids(place, VOCAB)
+    for place in (tmp_path / "none.json", Path("a\0b")):
+        with pytest.raises(CheckpointError, match="no such file") as caught:
+            read_ids(place, VOCAB)
+        assert "draft-vocab" in caught.value.hint
+        assert caught.value.message.isprintable()
+
+
+def test_a_large_number_in_a_config_takes_no_memory(tmp_path: Path) -> None:
+    folder = save(tmp_path, {"d2t": tables(IDS)["d2t"]}, vocab_size=2**31 - 1)
+    tracemalloc.start()
+    drafter = open_drafter(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert drafter.draft_ids is not None
+    assert drafter.draft_ids.tolist() == IDS
+    assert peak < 50e6
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,15 @@ def test_a_quantized_drafter_in_this_format(tmp_path: Path) -> None:
         np.testing.assert_array_equal(drafter.source.read(name), wanted)
 
 
+def test_null_takes_nothing_from_the_decoders_part(tmp_path: Path) -> None:
+    nothing = {**dict.fromkeys(SLIDING), "hidden_size": None, "vocab_size": None}
+    wanted = open_drafter(save(tmp_path / "a", decoder=SLIDING)).config
+    assert open_drafter(save(tmp_path / "b", decoder=SLIDING, **nothing)).config == wanted
+    assert wanted.masks[0].window == 16
+    # A fork of vLLM's has these at top level.
+    assert open_drafter(save(tmp_path / "c", **SLIDING)).config == wanted
+
+
 def test_a_wider_target(tmp_path: Path) -> None:
     extra = {"fc.weight": torch.ones(64, 2 * 80)}
     assert open_drafter(save(tmp_path, extra, target_hidden_size=80)).config.hidden_size == 64
