@@ -16,12 +16,18 @@ from dflash_trt import contract, engine_dir, swap
 from dflash_trt.build.kv_injection import AUTO, choose_plugin
 from dflash_trt.build.onnx_engine import onnx_versions, write_onnx
 from dflash_trt.build.reporting import Progress, Reporting
-from dflash_trt.build.requantized import own_precision, requantized
+from dflash_trt.build.requantized import own_precision, remarks
 from dflash_trt.build.tensorrt import check_buildable
 from dflash_trt.build.trt_engine import write_tensorrt
 from dflash_trt.checkpoint.draft_vocab import read_ids
 from dflash_trt.checkpoint.locate import is_on_hub, locate
-from dflash_trt.checkpoint.pair import Pair, check_block, read_facts, read_pair
+from dflash_trt.checkpoint.pair import (
+    Pair,
+    check_block,
+    check_selector,
+    read_facts,
+    read_pair,
+)
 from dflash_trt.checkpoint.target import load_tokenizer
 from dflash_trt.checkpoint.tied import check_tied_head, without_copies
 from dflash_trt.config import BuildChoices, PairConfig, max_positions
@@ -99,13 +105,13 @@ def plan(
         facts = read_facts(*small)
         _resolve(choices, facts)
         if draft_vocab is not None:
-            read_ids(draft_vocab, facts.target.vocab_size)
+            ids = read_ids(draft_vocab, facts.target.vocab_size)
+            check_selector(facts.drafter, draft_vocab, len(ids))
     target_path, drafter_path = (locate(*place) for place in places)
     pair = read_pair(target_path, drafter_path, draft_vocab)
-    if "precision" not in choices and (own := own_precision(pair, device)) is not None:
-        choices = {**choices, "precision": own}
-    resolved = _resolve(choices, pair.config)
-    warnings = (*pair.warnings, *requantized(pair, resolved.precision))
+    own = None if "precision" in choices else own_precision(pair, device)
+    resolved = _resolve(choices if own is None else {**choices, "precision": own}, pair.config)
+    warnings = (*pair.warnings, *remarks(pair, resolved.precision, own is not None))
     pair = dataclasses.replace(pair, warnings=warnings)
     head_dim = pair.config.drafter.attention.head_dim
     library = choose_plugin(plugin, device, resolved.precision, head_dim)

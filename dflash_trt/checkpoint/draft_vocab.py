@@ -1,17 +1,20 @@
 """Draft vocabularies: the tokens that a drafter can draft, where these are not all of the target's.
 
-A head of fewer rows is read faster: half of a small pair's drafter is its head. What it cannot
-draft the target still chooses, one token a step, so the text stays the same.
+A head of fewer rows is read faster, and of a small pair's drafter it is the largest part. What it
+cannot draft the target still chooses, one token a step, so the text stays the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt import swap
 from dflash_trt.checkpoint.facts import brief, parse_json, read_bytes
 from dflash_trt.checkpoint.tensors import (
     FloatArray,
@@ -81,6 +84,14 @@ def read_ids(path: Path, vocab_size: int) -> DraftIds:
     if len(chosen) != len(ids):
         raise ConfigError(f"{path}: names {len(ids) - len(chosen)} tokens twice")
     return chosen
+
+
+def write_ids(path: Path, ids: Sequence[int]) -> None:
+    """Write what `read_ids` reads, at once or not at all. Raises `ConfigError`."""
+    try:
+        swap.write_file(path, (json.dumps(list(ids)) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 class ChosenRows:

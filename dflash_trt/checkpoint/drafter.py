@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoint.draft_vocab import TO_DRAFT, TO_TARGET, DraftIds, stored_ids
-from dflash_trt.checkpoint.facts import MAX_SIZE, Facts, brief
+from dflash_trt.checkpoint.facts import Facts, brief
 from dflash_trt.checkpoint.locate import MASK_EMBEDDINGS
 from dflash_trt.checkpoint.model_facts import Sizes, read_attention, read_sizes, read_windows
 from dflash_trt.checkpoint.quantized import read_quantized
-from dflash_trt.checkpoint.quantized_config import read_quantization
+from dflash_trt.checkpoint.quantized_config import Quantization, read_quantization
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import (
     SELECTOR,
@@ -39,7 +39,8 @@ from dflash_trt.errors import BadTensor, UnsupportedArchitecture
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 MAX_BLOCK = 1024  # rows, the anchor counted
-MAX_CANDIDATES = 256  # of a row: a step scores every pair of neighbouring ones
+# A step compares every two candidates of neighbouring rows by vectors of the selector's rank.
+MAX_CANDIDATES, MAX_RANK = 64, 1024
 
 _CODEBOOK = re.compile(rf"({re.escape(SELECTOR)}({'|'.join(SIDES)})_codebook)\.weight")
 _ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq")
@@ -56,6 +57,7 @@ class Drafter:
     source: TensorSource
     notes: tuple[str, ...]
     draft_ids: DraftIds | None = None
+    quantization: Quantization | None = None
 
 
 def open_drafter(path: Path) -> Drafter:
@@ -71,7 +73,8 @@ def open_drafter(path: Path) -> Drafter:
         )
     notes: list[str] = []
     facts = _facts(path, notes)
-    source = _plain_names(read_quantized(SafetensorsSource(path), read_quantization(facts), notes))
+    quantization = read_quantization(facts)
+    source = _plain_names(read_quantized(SafetensorsSource(path), quantization, notes))
     refuse_foreign_tensors(source, source.names(), is_dflash2(facts))
     rows = _draft_vocab_size(facts)
     ids = stored_ids(source, facts.integer("vocab_size"), rows)
@@ -87,7 +90,7 @@ def open_drafter(path: Path) -> Drafter:
     check_shapes(drafter_shapes(config), source)
     for key in unused_keys(facts.data):
         facts.note(f"dflash_config.{brief(key)[1:-1]} is not used")
-    return Drafter(config, source, tuple(notes), ids)
+    return Drafter(config, source, tuple(notes), ids, quantization)
 
 
 def folder_config(folder: Path) -> DrafterConfig:
@@ -229,7 +232,7 @@ def _dflash2(
     return DFlash2Config(
         taps=number("conv_kernel_size", block_size),
         group_size=group,
-        selector_rank=number("selector_rank", MAX_SIZE),
+        selector_rank=number("selector_rank", MAX_RANK),
         selector_top_k=number("selector_top_k", min(scored, MAX_CANDIDATES)),
     )
 

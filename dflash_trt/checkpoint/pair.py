@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_trt.checkpoint.draft_vocab import DraftIds, read_ids
 from dflash_trt.checkpoint.drafter import folder_config as drafter_facts
 from dflash_trt.checkpoint.drafter import open_drafter
+from dflash_trt.checkpoint.quantized_config import Quantization
 from dflash_trt.checkpoint.rope import same_rule
 from dflash_trt.checkpoint.target import folder_config as target_facts
 from dflash_trt.checkpoint.target import is_gguf, open_target
@@ -24,6 +26,7 @@ class Pair:
 
     `draft_ids` int32 [draft_vocab_size]: the tokens of the draft vocabulary, in the order of the
     drafter's head. `selects_rows`: its head is these rows of a larger one, its own or the target's.
+    `quantizations`: how the checkpoints of `target` and `drafter` are quantized, of those that are.
     """
 
     config: PairConfig
@@ -32,6 +35,7 @@ class Pair:
     warnings: tuple[str, ...]
     draft_ids: DraftIds | None = None
     selects_rows: bool = False
+    quantizations: Mapping[str, Quantization] = field(default_factory=dict)
 
     def weights(self) -> PairWeights:
         """Both models' tensors under the names of the step graph."""
@@ -52,6 +56,7 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
     vocab_size = read_target.config.vocab_size
     if not _has_rows_for_all(drafter_config):
         drafter_config = dataclasses.replace(drafter_config, vocab_size=vocab_size)
+    quantizations = {"target": read_target.quantization, "drafter": read_drafter.quantization}
     ids, selects = read_drafter.draft_ids, not drafter_config.own_lm_head
     if ids is not None and ids.max() >= vocab_size:
         raise PairMismatch(
@@ -65,7 +70,7 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
                 hint="leave --draft-vocab out",
             )
         ids, selects = read_ids(draft_vocab, vocab_size), True
-        _check_selector(drafter_config, draft_vocab, len(ids))
+        check_selector(drafter_config, draft_vocab, len(ids))
         drafter_config = dataclasses.replace(drafter_config, draft_vocab_size=len(ids))
     return Pair(
         PairConfig(read_target.config, drafter_config),
@@ -74,10 +79,12 @@ def read_pair(target: Path, drafter: Path, draft_vocab: Path | None = None) -> P
         (*read_target.notes, *read_drafter.notes, *remarks),
         ids,
         selects and ids is not None,
+        {side: found for side, found in quantizations.items() if found is not None},
     )
 
 
-def _check_selector(drafter: DrafterConfig, draft_vocab: Path, count: int) -> None:
+def check_selector(drafter: DrafterConfig, draft_vocab: Path, count: int) -> None:
+    """Refuse a draft vocabulary of too few tokens for a DFlash 2 drafter. Raises `ConfigError`."""
     if drafter.dflash2 is not None and count < drafter.dflash2.selector_top_k:
         raise ConfigError(
             f"{draft_vocab}: has {count} tokens, but the drafter's selector chooses among "

@@ -26,6 +26,7 @@ from dflash_trt.checkpoint.quantized_config import (
     Quantization,
 )
 from dflash_trt.checkpoint.tensors import (
+    UNQUANTIZED,
     FloatArray,
     KeptAs,
     Q4Blocks,
@@ -38,6 +39,8 @@ from dflash_trt.checkpoint.tensors import (
 from dflash_trt.errors import BadTensor, CheckpointError
 from dflash_trt.quantize.floats import (
     FP4_BLOCK,
+    FP4_MAX,
+    FP8_MAX,
     FloatCodes,
     Fp8Weight,
     Nvfp4Weight,
@@ -47,13 +50,17 @@ from dflash_trt.quantize.floats import (
 from dflash_trt.quantize.pieces import row_pieces
 
 _E4M3_MAX_BITS = 0x7E  # above it NaN, then all negative numbers
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _SCALE_TYPES = ("F32", "F16", "BF16")
 # The last part of a name, and a type: what a quantized weight is known by.
 _QUANTIZED = {("weight", "F8_E4M3"), ("weight", "U8"), ("weight_packed", "U8")}
 # Scales of inputs: engines measure theirs at run time.
 _INPUT_SCALES = ("input_scale", "activation_scale", "input_global_scale")
-# ModelOpt has them under the projections, compressed-tensors under the attention.
-_CACHE_SCALE = re.compile(r"\.self_attn\.(k_proj\.k_scale|v_proj\.v_scale|k_scale|v_scale)$")
+# ModelOpt has them under the projections, compressed-tensors under the attention; older files of
+# both as scales of what a projection puts out.
+_CACHE_SCALE = re.compile(
+    r"\.self_attn\.([qkv]_proj\.output_scale|k_proj\.k_scale|v_proj\.v_scale|(q|k|v|kv)_scale)$"
+)
 
 
 @dataclass(frozen=True)
@@ -191,10 +198,20 @@ class QuantizedSource:
             return None
         codes = self._source.raw(weight.codes)
         if weight.scheme == FP8:
-            return Fp8Weight(codes, float(self._scales(weight.scales).item()))
-        scale = float(self._scales(weight.second).item())
-        block_scales = self._block_scales(weight, slice(None))
-        return Nvfp4Weight(codes, block_scales, 1 / scale if weight.divides else scale)
+            steps = self._scales(weight.scales)
+            made: FloatCodes = Fp8Weight(codes, float(steps.item()))
+        else:
+            second = float(self._scales(weight.second).item())
+            blocks = self._block_scales(weight, slice(None))
+            made = Nvfp4Weight(codes, blocks, 1 / second if weight.divides else second)
+            peak = blocks.view(np.uint8).max(initial=0, keepdims=True).view(blocks.dtype)
+            steps = self._nvfp4_steps(weight, peak)
+        if made.scale > _FLOAT32_MAX:
+            raise self._too_large(weight)
+        if not _fits(weight, steps):  # then the codes tell, as in `read`
+            for rows in row_pieces(*weight.shape):
+                self._values(weight, rows)
+        return made
 
     def _weight(self, name: str) -> _Weight | None:
         if name not in self._listed:
@@ -202,27 +219,36 @@ class QuantizedSource:
         return self._weights.get(name)
 
     def _values(self, weight: _Weight, rows: slice) -> FloatArray:
-        """Some rows of a weight, one step per block. Whoever reads checks the values."""
+        """Some rows of a weight, one step per block. Whoever reads checks that codes are numbers.
+
+        Raises `BadTensor` for values that float32 does not have.
+        """
         codes = self._source.raw(weight.codes)[rows]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             if weight.scheme == NVFP4:
-                values, second = fp4_values(codes), self._scales(weight.second).item()
-                steps = fp8_values(self._block_scales(weight, rows))
-                # In the order in which those who write such files multiply or divide.
-                steps = steps / np.float32(second) if weight.divides else steps * np.float32(second)
+                values = fp4_values(codes)
+                steps = self._nvfp4_steps(weight, self._block_scales(weight, rows))
             else:
                 values = fp8_values(codes)
-                grid = self._scales(weight.scales).reshape(-1, self._columns(weight))
+                num_columns = -(-weight.shape[1] // weight.block[1])
+                grid = self._scales(weight.scales).reshape(-1, num_columns)
                 steps = grid[np.arange(rows.start, rows.stop) // weight.block[0]]
             width = weight.block[1]
             whole = weight.shape[1] // width
             blocks = values[:, : whole * width].reshape(len(values), whole, width)  # a view
             blocks *= steps[:, :whole, None]
             values[:, whole * width :] *= steps[:, whole:]  # what is left of a block
+        if not _fits(weight, steps) and (np.isinf(steps).any() or np.isinf(values).any()):
+            raise self._too_large(weight)
         return values
 
-    def _columns(self, weight: _Weight) -> int:
-        return -(-weight.shape[1] // weight.block[1])
+    def _nvfp4_steps(self, weight: _Weight, scales: npt.NDArray[Any]) -> FloatArray:
+        """Block scales times the second one; infinite where float32 ends."""
+        second = np.float32(self._scales(weight.second).item())
+        wide = fp8_values(scales)
+        with np.errstate(over="ignore", under="ignore"):
+            # In the order in which those who write such files multiply or divide.
+            return np.asarray(wide / second if weight.divides else wide * second)
 
     def _scales(self, name: str) -> FloatArray:
         """Scales as float32. Raises `BadTensor` for one that is none."""
@@ -244,11 +270,23 @@ class QuantizedSource:
             raise self._bad_scale(weight.scales, value)
         return scales
 
-    def _bad_scale(self, name: str, value: float) -> BadTensor:
+    def _too_large(self, weight: _Weight) -> BadTensor:
+        scales = self._scales(name := weight.second or weight.scales)
+        worst = float(scales.min() if weight.divides else scales.max())
+        return self._bad_scale(name, worst, ", which makes weights infinite")
+
+    def _bad_scale(self, name: str, value: float, why: str = "") -> BadTensor:
         return BadTensor(
-            f"{self._source.info(name).file}: tensor {shown(name)} holds a scale of {value:g}",
+            f"{self._source.info(name).file}: tensor {shown(name)} holds a scale of {value:g}{why}",
             "scales are finite and above zero: download the file again",
         )
+
+
+def _fits(weight: _Weight, steps: FloatArray) -> bool:
+    """Whether float32 has the product of these steps and any code."""
+    largest = np.float32(FP4_MAX if weight.scheme == NVFP4 else FP8_MAX)
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(steps.max(initial=0) * largest))
 
 
 def _find_fp8(
@@ -265,7 +303,7 @@ def _find_fp8(
         raise missing(source.path, found[stated == [FP8_BLOCK]])
     if len(present) > 1:
         raise _both(source, *present)
-    scales = present[0]
+    (scales,) = present
     _check_type(source, scales, _SCALE_TYPES)
     dims = source.info(scales).shape
     if len(dims) <= 2 and math.prod(dims) == 1:  # also where a block holds the whole weight
@@ -325,7 +363,8 @@ def _check_type(source: TensorSource, name: str, types: tuple[str, ...]) -> None
     info = source.info(name)
     if info.dtype not in types:
         raise BadTensor(
-            f"{info.file}: tensor {shown(name)} has type {info.dtype}, expected {', '.join(types)}"
+            f"{info.file}: tensor {shown(name)} has type {info.dtype}, expected {', '.join(types)}",
+            UNQUANTIZED,
         )
 
 

@@ -7,6 +7,7 @@ quantized; what is said here must agree with them (`quantized.py`).
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _OTHER_FILES = ("quantize_config.json", "quant_config.json")
 _MODELOPT = {
     "FP8": FP8, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "NVFP4": NVFP4, "W4A16_NVFP4": NVFP4,
 }  # fmt: skip
+_PLAIN = (None, "NONE")  # ModelOpt's algorithm of what it does not quantize
+_WEIGHTS_ONLY = frozenset({"W4A16_NVFP4"})
 # compressed-tensors' bits, type and strategy of weights.
 _COMPRESSED = {
     (8, "float", "tensor"): FP8,
@@ -40,6 +43,7 @@ _COMPRESSED = {
     (4, "float", "tensor_group"): NVFP4,
 }
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
+_BLOCK_TEXT = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")  # older files have "128x128"
 # The block that transformers' FineGrainedFP8Config documents as its default.
 _DEFAULT_BLOCK = (128, 128)
 
@@ -51,6 +55,7 @@ class Quantization:
     place: str  # file and key, for messages
     schemes: frozenset[str]
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale in FP8_BLOCK
+    weights_only: bool = False  # some products' inputs were left in 16 bits
 
     @property
     def words(self) -> str:
@@ -74,21 +79,26 @@ def read_quantization(facts: Facts) -> Quantization | None:
         if os.path.exists(folder / name):
             raise _unsupported(folder / name, "a checkpoint of GPTQ or AWQ")
     said = []
-    if facts.has(KEY):
-        said.append(_by_method(facts.section(KEY)))
-    if os.path.exists(folder / MODELOPT_FILE):
-        file = Facts(folder / MODELOPT_FILE, read_json(folder / MODELOPT_FILE))
-        said.append(_modelopt(file.section("quantization"), str(file.path)))
-    if len(said) == 2 and said[0].schemes != said[1].schemes:
+    section, path = facts.section(KEY), folder / MODELOPT_FILE
+    if section.data:  # an empty object says nothing
+        said.append(_by_method(section))
+    if os.path.exists(path):
+        said.append(_modelopt(Facts(path, read_json(path)).section("quantization"), str(path)))
+    words = ["that no weight is quantized" if each is None else each.words for each in said]
+    if len(set(words)) > 1:
         raise facts.error(
-            f"{KEY} says {said[0].words}, but {MODELOPT_FILE} says {said[1].words}",
+            f"{KEY} says {words[0]}, but {MODELOPT_FILE} says {words[1]}",
             "download the checkpoint again",
         )
     return said[0] if said else None
 
 
-def _by_method(section: Facts) -> Quantization:
-    place, method = f"{section.path}: {KEY}", section.text("quant_method")
+def _by_method(section: Facts) -> Quantization | None:
+    place = f"{section.path}: {KEY}"
+    # ModelOpt's exporter of drafters copies the whole hf_quant_config.json, which has no method.
+    if section.has("quantization") and section.get("quant_method") in (None, "modelopt"):
+        return _modelopt(section.section("quantization"), place)
+    method = section.text("quant_method")
     if method == "modelopt":
         return _modelopt(section, place)
     if method == "compressed-tensors":
@@ -98,52 +108,69 @@ def _by_method(section: Facts) -> Quantization:
     raise _unsupported(section.path, f"{KEY} ({brief(method)})")
 
 
-def _modelopt(section: Facts, place: str) -> Quantization:
+def _modelopt(section: Facts, place: str) -> Quantization | None:
     """ModelOpt's unified export: one algorithm, or one for each of the layers that are named."""
-    algorithms = [section.get("quant_algo")]
-    if algorithms == [None]:
-        if section.has("kv_cache_quant_algo") or section.has("kv_cache_scheme"):
-            raise _unsupported(section.path, "a quantized KV cache, with weights that are not,")
-        section.fail("quant_algo", "is missing")
+    algorithms = [_algorithm(section)]
     if algorithms == ["MIXED_PRECISION"]:
         layers = section.section("quantized_layers")
-        algorithms = [layers.section(name).get("quant_algo") for name in layers.data]
+        algorithms = [_algorithm(layers.section(name)) for name in layers.data]
         if not algorithms:
             section.fail("quantized_layers", "names no layer, although quant_algo is mixed")
+    schemes = set()
     for algorithm in algorithms:
+        if algorithm in _PLAIN:
+            continue
         if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
             raise _unsupported(section.path, f"quant_algo {brief(algorithm)}")
-    return Quantization(place, frozenset(_MODELOPT[algorithm] for algorithm in algorithms))
+        schemes.add(_MODELOPT[algorithm])
+    if schemes:
+        weights_only = not _WEIGHTS_ONLY.isdisjoint(algorithms)
+        return Quantization(place, frozenset(schemes), weights_only=weights_only)
+    if section.has("kv_cache_scheme") or section.get("kv_cache_quant_algo") not in _PLAIN:
+        raise _only_caches(section.path)
+    return None
+
+
+def _algorithm(section: Facts) -> object:
+    if "quant_algo" not in section.data:  # null is ModelOpt's word for no quantization
+        section.fail("quant_algo", "is missing")
+    return section.get("quant_algo")
 
 
 def _compressed_tensors(section: Facts, place: str) -> Quantization:
     """compressed-tensors: groups of layers, each with a scheme for its weights."""
     # Weights of which rows are missing, or that only fit inputs that were rotated.
-    for key in ("sparsity_config", "transform_config"):
-        value = section.get(key)
-        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
-            raise _unsupported(section.path, f"{KEY}.{key} ({brief(value)})")
-    groups = section.section("config_groups")
-    if not groups.data:
+    sparse, transform = section.get("sparsity_config"), section.get("transform_config")
+    if sparse and not (isinstance(sparse, dict) and sparse.get("format") == "dense"):
+        raise _unsupported(section.path, f"{KEY}.sparsity_config ({brief(sparse)})")
+    if transform and not (isinstance(transform, dict) and not any(transform.values())):
+        raise _unsupported(section.path, f"{KEY}.transform_config ({brief(transform)})")
+    named = section.section("config_groups")
+    # A group without weights is one of an attention, or of a KV cache.
+    groups = [group for group in map(named.section, named.data) if group.has("weights")]
+    if not groups:
         if section.has("kv_cache_scheme"):
-            raise _unsupported(section.path, "a quantized KV cache, with weights that are not,")
-        section.fail("config_groups", "is missing or empty")
+            raise _only_caches(section.path)
+        section.fail("config_groups", "is missing, empty or without weights")
     schemes, blocks = set(), set()
-    for name in groups.data:
-        group = groups.section(name)
+    for group in groups:
         weights = group.section("weights")
         form = group.get("format") or section.get("format")
         scheme = _compressed_scheme(weights, form)
         if scheme == FP8_BLOCK:
-            blocks.add(_block(weights, "block_structure"))
+            blocks.add(_block_structure(weights))
         schemes.add(scheme)
     if len(blocks) > 1:
-        raise _unsupported(section.path, f"{KEY} with blocks of sizes {sorted(blocks)}")
-    return Quantization(place, frozenset(schemes), next(iter(blocks), None))
+        raise _unsupported(section.path, f"{KEY} with blocks of sizes {brief(sorted(blocks))}")
+    weights_only = not all(group.has("input_activations") for group in groups)
+    return Quantization(place, frozenset(schemes), next(iter(blocks), None), weights_only)
 
 
 def _compressed_scheme(weights: Facts, form: object) -> str:
     kind = tuple(weights.get(key) for key in ("num_bits", "type", "strategy"))
+    has_parts = weights.has("group_size") or weights.has("block_structure")
+    if kind == (8, "float", None) and form in _FP8_FORMATS and not has_parts:
+        kind = (8, "float", "tensor")  # compressed-tensors' default
     scheme = _COMPRESSED.get(kind) if all(isinstance(part, int | str) for part in kind) else None
     if scheme is None or not weights.flag("symmetric", default=True):
         symmetry = "" if weights.get("symmetric") is not False else ", asymmetric"
@@ -161,8 +188,9 @@ def _compressed_scheme(weights: Facts, form: object) -> str:
 
 def _finegrained_fp8(section: Facts, place: str) -> Quantization:
     """transformers' own FP8, in blocks; with null for a block, and in AutoFP8's files one scale."""
-    for key, usual in (("scale_fmt", "float"), ("fmt", "e4m3")):
-        if section.has(key) and section.get(key) != usual:
+    # Scales that are powers of two (ue8m0) multiply like others; their tensors' types are checked.
+    for key, known in (("scale_fmt", ("float", "ue8m0")), ("fmt", ("e4m3",))):
+        if section.has(key) and section.get(key) not in known:
             raise _unsupported(section.path, f"{KEY}.{key} {brief(section.get(key))}")
     if section.has("weight_block_size"):
         return Quantization(place, frozenset({FP8_BLOCK}), _block(section, "weight_block_size"))
@@ -176,6 +204,18 @@ def _block(facts: Facts, key: str) -> tuple[int, int]:
     if len(sizes) != 2 or 0 in sizes:
         facts.fail(key, f"is {brief(list(sizes))}, expected two sizes")
     return sizes[0], sizes[1]
+
+
+def _block_structure(weights: Facts) -> tuple[int, int]:
+    value = weights.get("block_structure")
+    sizes = _BLOCK_TEXT.fullmatch(value) if isinstance(value, str) else None
+    if sizes is None:
+        return _block(weights, "block_structure")
+    return int(sizes[1]), int(sizes[2])
+
+
+def _only_caches(path: Path) -> UnsupportedArchitecture:
+    return _unsupported(path, "a quantized KV cache, with weights that are not,")
 
 
 def _unsupported(path: Path, what: str) -> UnsupportedArchitecture:

@@ -55,12 +55,16 @@ def plain_facts(facts: Facts) -> Facts:
     if not facts.has(DECODER):
         facts.fail(DECODER, "is missing", "a fact about the model must come from its files")
     if decoder.text("model_type") not in ("qwen3", "llama"):
-        decoder.fail("model_type", f"is {brief(decoder.get('model_type'))}, expected qwen3")
+        decoder.fail(
+            "model_type", f"is {brief(decoder.get('model_type'))}, expected qwen3 or llama"
+        )
     # Null counts as absent: it takes nothing from what the decoder's part says.
     carried = {key: facts.get(key) for key in facts.data if facts.has(key)}
     carried = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
     drafting = {key: carried.pop(key) for key in _DRAFTING if key in carried}
-    dflash: dict[str, Any] = {**drafting, "target_layer_ids": _layer_ids(facts)}
+    # Nothing writes one beside these keys; what is in it is judged as in z-lab's files.
+    own = facts.section("dflash_config").data
+    dflash: dict[str, Any] = {**own, **drafting, "target_layer_ids": _layer_ids(facts)}
     if facts.flag("sliding_window_non_causal", default=non_causal):
         dflash["causal"] = False
     return Facts(

@@ -13,7 +13,7 @@ from dflash_trt.checkpoint.gguf_target import open_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from dflash_trt.checkpoint.model_facts import read_attention, read_sizes, read_windows
 from dflash_trt.checkpoint.quantized import read_quantized
-from dflash_trt.checkpoint.quantized_config import read_quantization
+from dflash_trt.checkpoint.quantized_config import Quantization, read_quantization
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
 from dflash_trt.checkpoint.shapes import (
     EMBEDDING,
@@ -51,6 +51,7 @@ class Target:
     config: TargetConfig
     source: TensorSource
     notes: tuple[str, ...]
+    quantization: Quantization | None = None
 
 
 def open_target(path: Path) -> Target:
@@ -59,12 +60,16 @@ def open_target(path: Path) -> Target:
     Raises a `CheckpointError` that names the file and the key or tensor.
     """
     notes: list[str] = []
+    quantization = None
     if is_gguf(path):
         config, source = open_gguf(path, notes)
     else:
-        config, source = _open_folder(path, notes)
+        config = folder_config(path, notes)
+        quantization = read_quantization(config_facts(path, []))
+        stored = read_quantized(SafetensorsSource(path), quantization, notes)
+        source = _plain_names(config, stored)
     check_tensors(config, source)
-    return Target(config, source, tuple(notes))
+    return Target(config, source, tuple(notes), quantization)
 
 
 def is_gguf(path: Path) -> bool:
@@ -113,13 +118,6 @@ def config_facts(folder: Path, notes: list[str]) -> Facts:
         hint = f"name the file itself: {ggufs[0]}" if ggufs else "is this a checkpoint folder?"
         raise CheckpointError(f"{path}: no such file", hint)
     return Facts(path, read_json(path), notes=notes)
-
-
-def _open_folder(folder: Path, notes: list[str]) -> tuple[TargetConfig, TensorSource]:
-    config = folder_config(folder, notes)
-    quantization = read_quantization(config_facts(folder, notes))
-    source = read_quantized(SafetensorsSource(folder), quantization, notes)
-    return config, _plain_names(config, source)
 
 
 def folder_config(folder: Path, notes: list[str]) -> TargetConfig:

@@ -116,7 +116,13 @@ class PairWeights:
         return codes
 
     def _checked(self, array: Floats, name: str) -> Floats:
-        check_finite(array, self.info(name))
+        """The array, if it is finite; else an error with the tensor's name in its file."""
+        source, stored, _ = self._find(name)
+        info = source.info(stored)
+        if source is self._rows:  # which has a name of its own, be they rows of either head
+            head = self._target.info(self._stored[self.canonical(TARGET + LM_HEAD)])
+            info = head if head.file == info.file else info
+        check_finite(array, info)
         return array
 
     def _find(self, name: str) -> tuple[TensorSource, str, str]:

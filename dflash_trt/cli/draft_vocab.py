@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import typer
 
 from dflash_trt import swap
 from dflash_trt.build.recipe import find_recipe
-from dflash_trt.checkpoint.draft_vocab import read_ids
+from dflash_trt.checkpoint.draft_vocab import read_ids, write_ids
 from dflash_trt.checkpoint.facts import MAX_SIZE
 from dflash_trt.checkpoint.locate import locate
 from dflash_trt.checkpoint.target import load_tokenizer
@@ -50,10 +49,7 @@ def draft_vocab(
         task = bar.add_task("tokens", total=total)
         pieces = read_texts(texts, lambda count: bar.advance(task, count))
         found = most_frequent(count_tokens(tokenizer, pieces), size, tokenizer.stop_ids)
-    try:
-        swap.write_file(place, (json.dumps(found.ids) + "\n").encode())
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
+    write_ids(place, found.ids)
     figures = {
         "draft_vocab": str(output),
         "draft_vocab_size": len(found.ids),

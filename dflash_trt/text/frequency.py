@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,18 @@ class Frequent:
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
-    """How often each token occurs, int64 [vocab_size]. Raises `RequestError` for bad Unicode.
+    """How often each token occurs: see `count_ids`. Raises `RequestError` for bad Unicode."""
+    every = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return count_ids(tokenizer, every)
+
+
+def count_ids(tokenizer: Tokenizer, texts: Iterable[Sequence[int]]) -> Counts:
+    """How often each token occurs in texts of ids: int64 [vocab_size].
 
     Longer where the vocabulary has gaps, so that ids go beyond its size.
     """
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
+    counts = np.zeros(max(tokenizer.vocab_size, *(i + 1 for i in tokenizer.stop_ids), 0), np.int64)
+    for ids in texts:
         found = np.bincount(ids, minlength=len(counts))
         found[: len(counts)] += counts
         counts = found

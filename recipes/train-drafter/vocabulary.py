@@ -8,17 +8,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-import numpy as np
 from command import output_file, positive, run, texts_folder
 from origin import Origin
 from shards import read_shards
 from target import find_target
 
-from dflash_trt import swap
 from dflash_trt.checkpoint import load_tokenizer
-from dflash_trt.text.frequency import most_frequent
+from dflash_trt.checkpoint.draft_vocab import write_ids
+from dflash_trt.text.frequency import count_ids, most_frequent
 
 SHARE = 6  # one token in so many: below 49,152 / 6 SmolLM2's acceptance falls faster than its cost
 
@@ -28,13 +26,10 @@ def main() -> None:
     args = arguments()
     tokenizer = load_tokenizer(find_target(Origin.read(args.data).target))
     size = args.size or max(1, tokenizer.vocab_size // SHARE)
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for text in read_shards(args.data):
-        answer = text.tokens[text.answer_start :].numpy()
-        # A target may have more rows than its tokenizer has tokens.
-        counts += np.bincount(answer, minlength=len(counts))[: len(counts)]
+    answers = (text.tokens[text.answer_start :].numpy() for text in read_shards(args.data))
+    counts = count_ids(tokenizer, answers)
     found = most_frequent(counts, size, tokenizer.stop_ids)
-    swap.write_file(args.output, (json.dumps(found.ids) + "\n").encode())
+    write_ids(args.output, found.ids)
     print(
         f"{args.output}: {size:,} of {len(counts):,} tokens, {found.covered:.1%} of the answers'"
         f" {found.num_tokens:,}"

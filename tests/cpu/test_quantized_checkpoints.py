@@ -16,6 +16,7 @@ import torch
 from dflash_trt import graph as g
 from dflash_trt.build.pipeline import Plan, plan
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
+from dflash_trt.errors import BadTensor
 from dflash_trt.graph import DType, Graph, LinearWeight, tracing
 from dflash_trt.lower.trt_weights import TrtWeights, stacked
 from dflash_trt.quantize.floats import FloatCodes, Fp8Weight, Nvfp4Weight
@@ -257,6 +258,8 @@ def rounded_twice(made: Plan) -> list[str]:
         ("modelopt-fp8", "sm86", "bf16"), ("modelopt-fp8", "cpu", "fp32"),
         ("compressed-nvfp4", "sm120", "nvfp4"), ("compressed-nvfp4", "sm89", "bf16"),
         ("compressed-fp8-channel", "sm120", "bf16"), ("transformers-fp8-block", "sm120", "bf16"),
+        ("modelopt-w4a16-nvfp4", "sm120", "bf16"),
+        ("compressed-nvfp4-weights-only", "sm120", "bf16"),
     ],
 )  # fmt: skip
 def test_the_default_precision_is_the_targets_own_where_an_engine_has_it(
@@ -268,6 +271,35 @@ def test_the_default_precision_is_the_targets_own_where_an_engine_has_it(
     assert (
         planned(quantizing(form)[0], device="sm120", precision="bf16").choices.precision == "bf16"
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [("modelopt-w4a16-nvfp4", True), ("compressed-nvfp4-weights-only", True),
+     ("compressed-nvfp4", False), ("modelopt-nvfp4", False)],
+)  # fmt: skip
+def test_inputs_that_a_checkpoint_left_alone_are_told_of(
+    form: str, told: bool, quantizing: Quantizing
+) -> None:
+    pair = quantizing(form)[0]
+    made = planned(pair, device="sm120", precision="nvfp4")
+    words = "quantizes weights alone, and precision nvfp4 the inputs of products too"
+    assert any(words in warning for warning in made.pair.warnings) == told
+    made = planned(pair, device="sm120", precision="bf16")
+    assert not any(words in warning for warning in made.pair.warnings)
+
+
+def test_a_drafter_that_the_targets_precision_quantizes_is_told_of(
+    quantizing: Quantizing,
+) -> None:
+    pair, words = quantizing("modelopt-nvfp4")[0], "drafter: it is quantized for precision nvfp4"
+
+    def is_told(**choices: Any) -> bool:
+        return any(words in w for w in planned(pair, device="sm120", **choices).pair.warnings)
+
+    assert is_told()
+    assert not is_told(precision="nvfp4")  # asked for
+    assert not is_told(precision="bf16")
 
 
 FOUR_LAYERS = 4 * 7
@@ -354,5 +386,5 @@ def test_codes_that_are_no_numbers_are_refused(
     made.save_quantized(pair.target_dir, tmp_path / "q", "modelopt-fp8", edit=edit)
     weights = planned(dataclasses.replace(pair, target_dir=tmp_path / "q")).pair.weights()
     for call in (weights.read, weights.float_codes):
-        with pytest.raises(Exception, match=r"up_proj\.weight holds NaN or infinite values"):
+        with pytest.raises(BadTensor, match=rf"tensor {name} holds NaN or infinite values"):
             call("target.layers.1.mlp.up_proj.weight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -30,13 +31,18 @@ def processes_of(server: Server) -> list[int]:
     """Pids of the server's children and theirs."""
     found, new = [], [server.process.pid]
     while new:
-        listed = [
-            Path(f"/proc/{pid}/task/{task.name}/children").read_text().split()
-            for pid in new
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        new = [int(pid) for pids in listed for pid in pids]
+        new = [child for pid in new for child in children_of(pid)]
         found += new
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """None of a process, or a thread, that ends while it is looked at."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

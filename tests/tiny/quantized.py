@@ -68,14 +68,15 @@ def _fp8_channel(weight: F32, shape: tuple[int, ...], dtype: torch.dtype) -> Enc
     return Encoded({"weight": e4m3(codes), "weight_scale": peaks.reshape(shape)}, floats)
 
 
-def _fp8_block(weight: F32, leaf: str, dtype: torch.dtype) -> Encoded:
+def _fp8_block(weight: F32, leaf: str, dtype: torch.dtype, powers: bool = False) -> Encoded:
     rows, width = weight.shape
     grid = np.zeros((-(-rows // BLOCK[0]), -(-width // BLOCK[1])), np.float32)
     steps = np.empty_like(weight)
     for i in range(grid.shape[0]):
         for j in range(grid.shape[1]):
             part = np.s_[i * BLOCK[0] : (i + 1) * BLOCK[0], j * BLOCK[1] : (j + 1) * BLOCK[1]]
-            scale = torch.tensor(float(np.abs(weight[part]).max()) / 448).to(dtype)
+            least = float(np.abs(weight[part]).max()) / 448
+            scale = torch.tensor(2.0 ** np.ceil(np.log2(least)) if powers else least).to(dtype)
             grid[i, j] = steps[part] = float(scale)
     codes, floats = fp8(weight, steps)
     return Encoded({"weight": e4m3(codes), leaf: torch.from_numpy(grid).to(dtype)}, floats)
@@ -121,9 +122,13 @@ def _compressed_nvfp4(weight: F32) -> Encoded:
 
 
 def group(num_bits: int, strategy: str, **more: Any) -> dict[str, Any]:
-    """A config group of compressed-tensors with float weights."""
+    """A config group of compressed-tensors: float weights, and inputs of as many bits."""
     weights = {"num_bits": num_bits, "type": "float", "strategy": strategy, "symmetric": True}
-    return {"targets": ["Linear"], "weights": weights | {"dynamic": False} | more}
+    inputs = {"num_bits": num_bits, "type": "float", "strategy": "token", "dynamic": True}
+    return {
+        "targets": ["Linear"], "weights": weights | {"dynamic": False} | more,
+        "input_activations": inputs,
+    }  # fmt: skip
 
 
 def compressed(form: str, *groups: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -140,6 +145,11 @@ def modelopt(algorithm: str | None, **more: Any) -> dict[str, Any]:
     return {"quant_algo": algorithm, **more}
 
 
+def whole_file(quantization: Any) -> dict[str, Any]:
+    """What hf_quant_config.json holds; ModelOpt's exporter of drafters puts it in config.json."""
+    return {"producer": {"name": "modelopt", "version": "0.1"}, "quantization": quantization}
+
+
 FINEGRAINED = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 IN_BLOCKS = FINEGRAINED | {"weight_block_size": list(BLOCK)}
 FORMS = {
@@ -152,8 +162,15 @@ FORMS = {
         modelopt=modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
     ),
     "modelopt-nvfp4": Form(_modelopt_nvfp4, modelopt=modelopt("NVFP4", group_size=16)),
+    "compressed-nvfp4-weights-only": Form(
+        _compressed_nvfp4,
+        compressed("nvfp4-pack-quantized", group(4, "tensor_group") | {"input_activations": None}),
+    ),
     "modelopt-w4a16-nvfp4": Form(
         lambda w: _modelopt_nvfp4(w, False), modelopt("W4A16_NVFP4", quant_method="modelopt")
+    ),
+    "modelopt-drafter-nvfp4": Form(
+        lambda w: _modelopt_nvfp4(w, False), whole_file(modelopt("W4A16_NVFP4", group_size=16))
     ),
     "compressed-fp8": Form(
         lambda w: _fp8_tensor(w, (1,)), compressed("float-quantized", group(8, "tensor"))
@@ -171,6 +188,10 @@ FORMS = {
     ),
     "transformers-fp8-block": Form(
         lambda w: _fp8_block(w, "weight_scale_inv", torch.bfloat16), IN_BLOCKS
+    ),
+    "transformers-fp8-powers": Form(
+        lambda w: _fp8_block(w, "weight_scale_inv", torch.float32, powers=True),
+        IN_BLOCKS | {"scale_fmt": "ue8m0"},
     ),
     "transformers-fp8": Form(
         lambda w: _fp8_tensor(w, (), "weight_scale_inv"), FINEGRAINED | {"weight_block_size": None}
@@ -221,8 +242,7 @@ def say(folder: Path, config: Any = None, modelopt_file: Any = None) -> None:
     data.pop("quantization_config", None)
     path.write_text(json.dumps(data | ({} if config is None else {"quantization_config": config})))
     if modelopt_file is not None:
-        content = {"producer": {"name": "modelopt"}, "quantization": modelopt_file}
-        (folder / "hf_quant_config.json").write_text(json.dumps(content))
+        (folder / "hf_quant_config.json").write_text(json.dumps(whole_file(modelopt_file)))
 
 
 def save_dequantized(source: Path, folder: Path, floats: Mapping[str, F32]) -> None:

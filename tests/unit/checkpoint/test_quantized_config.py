@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dflash_trt.checkpoint.quantized_config import (
 )
 from dflash_trt.checkpoint.target import folder_config
 from dflash_trt.errors import BadTensor, CheckpointError, UnsupportedArchitecture
-from tiny.quantized import FINEGRAINED, IN_BLOCKS, compressed, group, modelopt
+from tiny.quantized import FINEGRAINED, IN_BLOCKS, compressed, group, modelopt, whole_file
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 U = UnsupportedArchitecture
@@ -40,6 +41,8 @@ def said(folder: Path, config: Any = None, modelopt_file: Any = None) -> Quantiz
 
 
 EIGHT = {"num_bits": 8, "type": "float"}
+KV_GROUP = {"targets": ["LlamaAttention"], "weights": None, "input_activations": EIGHT}
+HALF = {"a": modelopt("FP8"), "b": modelopt(None), "c": modelopt("NONE")}
 MIXED = {"a": modelopt("FP8"), "b": modelopt("NVFP4", group_size=16), "c": modelopt("FP8")}
 
 
@@ -50,7 +53,20 @@ MIXED = {"a": modelopt("FP8"), "b": modelopt("NVFP4", group_size=16), "c": model
         (modelopt("NVFP4", quant_method="modelopt", kv_cache_scheme=EIGHT), {NVFP4}, None),
         (modelopt("MIXED_PRECISION", quant_method="modelopt", quantized_layers=MIXED),
          {FP8, NVFP4}, None),
+        (modelopt("MIXED_PRECISION", quant_method="modelopt", quantized_layers=HALF), {FP8}, None),
+        (whole_file(modelopt("W4A16_NVFP4", group_size=16)), {NVFP4}, None),
+        (whole_file(modelopt("FP8")) | {"quant_method": "modelopt"}, {FP8}, None),
+        (whole_file(modelopt("MIXED_PRECISION", quantized_layers=MIXED)), {FP8, NVFP4}, None),
         (compressed("float-quantized", group(8, "tensor")), {FP8}, None),
+        (compressed("float-quantized", group(8, None)), {FP8}, None),
+        (compressed("float-quantized", KV_GROUP, group(8, "channel"), {"targets": ["Linear"]},
+                    kv_cache_scheme=EIGHT), {FP8_CHANNEL}, None),
+        *((compressed("float-quantized", group(8, "tensor"), transform_config=empty), {FP8}, None)
+          for empty in (None, {}, {"config_groups": {}}, {"config_groups": None})),
+        (compressed("float-quantized", group(8, "block", block_structure="128x64")),
+         {FP8_BLOCK}, (128, 64)),
+        (IN_BLOCKS | {"scale_fmt": "ue8m0"}, {FP8_BLOCK}, (32, 20)),
+        (IN_BLOCKS | {"scale_fmt": "float"}, {FP8_BLOCK}, (32, 20)),
         (compressed("float-quantized", group(8, "tensor"), group(8, "channel")),
          {FP8, FP8_CHANNEL}, None),
         (compressed("mixed-precision", group(8, "channel") | {"format": "float-quantized"},
@@ -75,15 +91,49 @@ def test_schemes_that_are_read(config: Any, schemes: set[str], block: Any, tmp_p
 
 def test_modelopts_own_file(tmp_path: Path) -> None:
     file = modelopt("W4A16_NVFP4", kv_cache_quant_algo="FP8", group_size=16)
-    wanted = Quantization(str(tmp_path / "hf_quant_config.json"), frozenset({NVFP4}))
+    place = str(tmp_path / "hf_quant_config.json")
+    wanted = Quantization(place, frozenset({NVFP4}), weights_only=True)
     assert said(tmp_path, None, file) == wanted
     assert said(tmp_path, modelopt("NVFP4", quant_method="modelopt"), file) is not None
     with pytest.raises(CheckpointError, match=r"says FP8 with one scale, but hf_.* says NVFP4$"):
         said(tmp_path, modelopt("FP8", quant_method="modelopt"), file)
 
 
+PLAIN_LAYERS = modelopt("MIXED_PRECISION", quantized_layers={"a": modelopt(None)})
+NOTHING: list[Any] = [
+    modelopt(None), modelopt(None, kv_cache_quant_algo=None), modelopt("NONE"), PLAIN_LAYERS,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_nothing_is_quantized(nothing: Any, tmp_path: Path) -> None:
+    method = {"quant_method": "modelopt"}
+    assert said(tmp_path, nothing | method) is None
+    assert said(tmp_path, whole_file(nothing)) is None
+    for config in (None, {}, whole_file(nothing)):
+        assert said(tmp_path, config, nothing) is None
+    with pytest.raises(CheckpointError, match=r"says NVFP4, but .* says that no weight is quant"):
+        said(tmp_path, modelopt("NVFP4") | method, nothing)
+    with pytest.raises(CheckpointError, match=r"says that no weight is quantized, but .* NVFP4$"):
+        said(tmp_path, nothing | method, modelopt("NVFP4"))
+    cached = nothing | {"kv_cache_quant_algo": "FP8"}
+    with pytest.raises(U, match="a quantized KV cache, with weights that are not"):
+        said(tmp_path, whole_file(cached))
+
+
 def test_nothing_said(tmp_path: Path) -> None:
     assert said(tmp_path) is None
+    assert said(tmp_path, {}) is None
+    found = said(tmp_path, {}, modelopt("NVFP4"))
+    assert found is not None
+    assert found.place == str(tmp_path / "hf_quant_config.json")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_modelopts_file_is_no_file(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "hf_quant_config.json")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: is not a file$"):
+        said(tmp_path)
 
 
 INT4 = group(4, "group", group_size=128)
@@ -105,6 +155,17 @@ ROTATED = {"config_groups": {"u": {"type": "hadamard"}}}
          "a quantized KV cache, with weights that are not, is not supported"),
         (modelopt(None, quant_method="modelopt", kv_cache_quant_algo="FP8"), "quantized KV cache"),
         (compressed("float-quantized") | {"kv_cache_scheme": EIGHT}, "quantized KV cache"),
+        (compressed("float-quantized", KV_GROUP, kv_cache_scheme=EIGHT), "quantized KV cache"),
+        (whole_file(modelopt("NVFP4_AWQ")), "quant_algo 'NVFP4_AWQ' is not supported"),
+        (whole_file(modelopt("FP8")) | {"quant_method": "gptq"}, "'gptq'"),
+        # compressed-tensors makes groups or rows of these.
+        (compressed("float-quantized", group(8, None, group_size=128)), "8, 'float', None"),
+        (compressed("float-quantized", group(8, None, group_size=-1)), "8, 'float', None"),
+        (compressed("float-quantized", group(8, None, block_structure=[64, 32])), "None"),
+        (compressed("float-quantized", group(4, None)), "4, 'float', None"),
+        (compressed("nvfp4-pack-quantized", group(8, None)), "8, 'float', None"),
+        (compressed("float-quantized", group(8, "tensor"),
+                    transform_config=ROTATED | {"format": "dense"}), "transform_config"),
         (compressed("pack-quantized", INT4),
          r"format 'pack-quantized' \(weights 4, 'int', 'group'\) is not supported"),
         (compressed("int-quantized", INT4), "format 'int-quantized'"),
@@ -122,10 +183,11 @@ ROTATED = {"config_groups": {"u": {"type": "hadamard"}}}
          "quantization_config.transform_config"),
         (compressed("float-quantized", group(8, "tensor"),
                     sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
-        (FINEGRAINED | {"scale_fmt": "ue8m0"}, "quantization_config.scale_fmt 'ue8m0'"),
+        (FINEGRAINED | {"scale_fmt": "e8m0"}, "quantization_config.scale_fmt 'e8m0'"),
         (FINEGRAINED | {"fmt": "e5m2"}, "quantization_config.fmt 'e5m2'"),
         *(({"quant_method": name}, rf"quantization_config \('{name}'\) is not supported")
-          for name in ("gptq", "awq", "mxfp4", "bitsandbytes", "fbgemm_fp8", "torchao")),
+          for name in ("gptq", "awq", "mxfp4", "bitsandbytes", "fbgemm_fp8", "torchao",
+                       "modelopt_fp4")),
     ],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_name(config: Any, message: str, tmp_path: Path) -> None:
@@ -140,12 +202,20 @@ def test_what_is_not_read_is_refused_by_name(config: Any, message: str, tmp_path
     ("config", "message"),
     [
         (3, "quantization_config is 3, expected an object"),
-        ({}, "quantization_config.quant_method is missing"),
-        (modelopt(None, quant_method="modelopt"), "quantization_config.quant_algo is missing"),
+        ({"ignore": []}, "quantization_config.quant_method is missing"),
+        ({"quantization": None}, "quantization_config.quant_method is missing"),
+        ({"quantization": []}, r"quantization_config.quantization is \[\], expected an object"),
+        ({"quantization": {}}, "quantization_config.quantization.quant_algo is missing"),
+        ({"quant_method": "modelopt"}, "quantization_config.quant_algo is missing"),
+        (modelopt("MIXED_PRECISION", quant_method="modelopt", quantized_layers={"a": {}}),
+         "quantized_layers.a.quant_algo is missing"),
         (modelopt("MIXED_PRECISION", quant_method="modelopt"), "quantized_layers names no layer"),
         (modelopt("MIXED_PRECISION", quant_method="modelopt", quantized_layers={"a": 1}),
          "quantized_layers.a is 1, expected an object"),
-        (compressed("float-quantized"), "quantization_config.config_groups is missing or empty"),
+        (compressed("float-quantized"), "config_groups is missing, empty or without weights"),
+        (compressed("float-quantized", KV_GROUP), "config_groups is missing, empty or without"),
+        *((compressed("float-quantized", group(8, "block", block_structure=text)),
+           f"weights.block_structure is '{text}', expected") for text in ("128", "0x128", "8x-8")),
         (compressed("float-quantized") | {"config_groups": {"FP8": ["Linear"]}},
          r"config_groups.FP8 is \['Linear'\], expected an object"),
         (compressed("float-quantized", group(8, "block")), "weights.block_structure is missing"),
@@ -159,6 +229,13 @@ def test_values_that_are_none(config: Any, message: str, tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=message) as caught:
         said(tmp_path, config)
     assert str(tmp_path / "config.json") in caught.value.message
+
+
+def test_many_sizes_of_blocks_are_not_all_printed(tmp_path: Path) -> None:
+    groups = [group(8, "block", block_structure=[8, size]) for size in range(1, 2000)]
+    with pytest.raises(U, match=r"blocks of sizes \[\(8, 1\), \(8, 2\), .*\.\.\.") as caught:
+        said(tmp_path, compressed("float-quantized", *groups))
+    assert len(caught.value.message) < len(str(tmp_path)) + 300
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +270,7 @@ def test_a_config_is_refused_before_its_weights_come(tmp_path: Path, qwen3: Path
         ({f"{Q_PROJ}.weight": torch.ones(64, 64, dtype=torch.int8)}, None, "has type I8"),
         ({f"{Q_PROJ}.weight_scale": torch.ones(1)}, None, "weight_scale is there: .* quantized"),
         ({f"{Q_PROJ}.k_scale": torch.ones(1)}, None, "k_scale is there: .* quantized"),
+        ({f"{Q_PROJ}.output_scale": torch.ones(1)}, None, "output_scale is there: .* quantized"),
         ({f"{Q_PROJ}.scales": torch.ones(64, 1)}, None, "scales is there: .* quantized"),
         ({f"{Q_PROJ}.weight_packed": torch.ones(64, 8, dtype=torch.int32)}, f"{Q_PROJ}.weight",
          "weight_packed is there: .* quantized"),

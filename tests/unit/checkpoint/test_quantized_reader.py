@@ -38,6 +38,7 @@ from dflash_trt.checkpoint.quantized_config import (
     read_quantization,
 )
 from dflash_trt.checkpoint.safetensors import SafetensorsSource
+from dflash_trt.errors import BadTensor
 from dflash_trt.quantize.floats import Fp8Weight, Nvfp4Weight
 from dflash_trt.quantize.pieces import PIECE_VALUES
 from tiny import quantized as made
@@ -48,7 +49,8 @@ SCHEMES = {
     "modelopt-nvfp4": NVFP4, "modelopt-w4a16-nvfp4": NVFP4, "compressed-fp8": FP8,
     "compressed-fp8-channel": FP8_CHANNEL, "compressed-fp8-block": FP8_BLOCK,
     "compressed-nvfp4": NVFP4, "transformers-fp8-block": FP8_BLOCK, "transformers-fp8": FP8,
-    "autofp8": FP8,
+    "autofp8": FP8, "modelopt-drafter-nvfp4": NVFP4,
+    "compressed-nvfp4-weights-only": NVFP4, "transformers-fp8-powers": FP8_BLOCK,
 }  # fmt: skip
 
 
@@ -248,15 +250,50 @@ def test_a_block_may_be_zero(tmp_path: Path) -> None:
     assert found[1, 0].any()
 
 
-@pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")])
+@pytest.mark.parametrize(
+    "names",
+    [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"), ("q_scale", "kv_scale"),
+     ("k_proj.output_scale", "v_proj.output_scale"), ("q_proj.output_scale", "kv_scale")],
+)  # fmt: skip
 def test_scales_of_a_quantized_cache_are_left_out_with_a_note(
     names: tuple[str, str], plain: Path, tmp_path: Path
 ) -> None:
     at = "model.layers.0.self_attn."
     more = {at + name: torch.tensor(0.1) for name in names}
     made.save_quantized(plain, tmp_path / "q", "modelopt-fp8", edit=lambda held: held.update(more))
-    (note,) = open_target(tmp_path / "q").notes
+    target = open_target(tmp_path / "q")
+    (note,) = target.notes
     assert "2 scales of a quantized KV cache are not used" in note
+    assert set(target.source.names()) == set(load_file(plain / "model.safetensors"))
+
+
+@pytest.mark.parametrize("config", [None, {}, made.modelopt(None, quant_method="modelopt")])
+@pytest.mark.parametrize("file", [None, made.modelopt(None, kv_cache_quant_algo=None)])
+def test_what_says_that_nothing_is_quantized(
+    config: Any, file: Any, plain: Path, tmp_path: Path
+) -> None:
+    made.save_quantized(plain, tmp_path / "plain", {})
+    made.say(tmp_path / "plain", config, file)
+    target = open_target(tmp_path / "plain")
+    assert not target.notes
+    info = target.source.info(f"{Q_PROJ}.weight")
+    assert (info.dtype, info.kept_as) == ("F32", None)
+    made.save_quantized(plain, tmp_path / "q", "modelopt-nvfp4")
+    (tmp_path / "q" / "hf_quant_config.json").unlink()
+    made.say(tmp_path / "q", config, file)
+    with pytest.raises(BadTensor, match=r"proj\.weight is quantized, but no JSON file"):
+        open_target(tmp_path / "q")
+
+
+def test_layers_that_a_mixed_checkpoint_names_and_leaves_plain(plain: Path, tmp_path: Path) -> None:
+    floats = made.save_quantized(plain, tmp_path / "q", {"self_attn.q_proj": "modelopt-fp8"})
+    says = {"self_attn.q_proj": "FP8", "self_attn.k_proj": None, "mlp.up_proj": "NONE"}
+    layers = {f"model.layers.0.{name}": made.modelopt(each) for name, each in says.items()}
+    made.say(tmp_path / "q", None, made.modelopt("MIXED_PRECISION", quantized_layers=layers))
+    source = open_target(tmp_path / "q").source
+    np.testing.assert_array_equal(source.read(f"{Q_PROJ}.weight"), floats[f"{Q_PROJ}.weight"])
+    for name in ("self_attn.k_proj", "mlp.up_proj"):
+        assert source.info(f"model.layers.0.{name}.weight").kept_as == "dense"
 
 
 def test_layers_in_fp8_beside_others_in_nvfp4_say_so(plain: Path, tmp_path: Path) -> None:
@@ -275,12 +312,13 @@ def test_layers_in_fp8_beside_others_in_nvfp4_say_so(plain: Path, tmp_path: Path
         np.testing.assert_array_equal(source.read(name), wanted)
 
 
+@pytest.mark.parametrize("form", ["compressed-nvfp4", "modelopt-drafter-nvfp4"])
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_quantized_drafter(prefix: str, tmp_path: Path) -> None:
+def test_a_quantized_drafter(prefix: str, form: str, tmp_path: Path) -> None:
     plain = save_drafter(
         tmp_path / "a", {prefix + name: tensor for name, tensor in drafter_tensors().items()}
     )
-    floats = made.save_quantized(plain, tmp_path / "q", "compressed-nvfp4")
+    floats = made.save_quantized(plain, tmp_path / "q", form)
     drafter = open_drafter(tmp_path / "q")
     assert len(floats) == 2 * 7
     for name, wanted in floats.items():

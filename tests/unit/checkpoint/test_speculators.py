@@ -150,6 +150,13 @@ def test_null_takes_nothing_from_the_decoders_part(tmp_path: Path) -> None:
     assert open_drafter(save(tmp_path / "c", **SLIDING)).config == wanted
 
 
+def test_options_of_dflash_config_count_here_too(tmp_path: Path) -> None:
+    nested = {"output_multiplier": 0.5}
+    assert open_drafter(save(tmp_path / "a", dflash_config=nested)).config.output_multiplier == 0.5
+    with pytest.raises(UnsupportedArchitecture, match="layer_routing_enabled is True"):
+        open_drafter(save(tmp_path / "b", dflash_config={"layer_routing_enabled": True}))
+
+
 def test_a_wider_target(tmp_path: Path) -> None:
     extra = {"fc.weight": torch.ones(64, 2 * 80)}
     assert open_drafter(save(tmp_path, extra, target_hidden_size=80)).config.hidden_size == 64
