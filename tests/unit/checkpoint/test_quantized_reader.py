@@ -98,7 +98,7 @@ def test_codes_and_scales_are_handed_over_as_they_are_stored(
     if SCHEMES[form] not in (FP8, NVFP4):
         assert found is None
         return
-    is_packed = form == "compressed-nvfp4"
+    is_packed = form.startswith("compressed-nvfp4")
     codes = stored.raw(f"{Q_PROJ}.weight_packed" if is_packed else f"{Q_PROJ}.weight")
     assert found is not None
     again = source.float_codes(f"{Q_PROJ}.weight")
