@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_trt.cli import main
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 from tiny import (
     EngineMaker,
     PairMaker,
     Probe,
     ProbeMaker,
+    Run,
     TinyEngine,
     TinyPair,
     build_engine,
@@ -60,6 +63,20 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> EngineMaker:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit code, standard output and standard error of one command."""
+
+    def command(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return command
 
 
 @pytest.fixture

@@ -13,25 +13,9 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.cli import main
-from tiny import TinyEngine, TinyPair
+from tiny import Run, TinyEngine, TinyPair
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--max-seq-len", "64", "--max-slots", "1", "--prefill-chunk", "8")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Exit code, standard output and standard error of one command."""
-
-    def command(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return command
 
 
 def refused(result: tuple[int, str, str], *words: str) -> None:

@@ -5,38 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.cli import main
 from dflash_trt.decode.request import SamplingParams
 from dflash_trt.engine_dir import open_engine
 from dflash_trt.errors import ConfigError
 from dflash_trt.text import Tokenizer
 from dflash_trt.text.frequency import count_tokens, most_frequent, read_texts
-from tiny import EngineMaker, PairMaker, Recording, TinyEngine, TinyPair
+from tiny import EngineMaker, PairMaker, Recording, Run, TinyEngine, TinyPair
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--max-seq-len", "64", "--max-slots", "1", "--prefill-chunk", "8")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Exit code, standard output and standard error of one command."""
-
-    def command(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return command
 
 
 def choose(run: Run, pair: TinyPair, text: Path, size: int, output: Path, *more: str) -> Any:

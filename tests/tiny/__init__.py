@@ -21,6 +21,7 @@ from tiny.sessions import Guarded, Recording, Scripted
 PairMaker = Callable[..., TinyPair]
 EngineMaker = Callable[..., TinyEngine]
 ProbeMaker = Callable[..., Probe]
+Run = Callable[..., tuple[int, str, str]]
 
 __all__ = [
     "DFlashRun",
@@ -30,6 +31,7 @@ __all__ = [
     "Probe",
     "ProbeMaker",
     "Recording",
+    "Run",
     "Scripted",
     "TinyEngine",
     "TinyPair",
