@@ -30,6 +30,7 @@ from dflash_trt.checkpoint.pair import (
 )
 from dflash_trt.checkpoint.target import load_tokenizer
 from dflash_trt.checkpoint.tied import check_tied_head, without_copies
+from dflash_trt.checkpoint.weights import DRAFTER, LM_HEAD, TARGET
 from dflash_trt.config import BuildChoices, PairConfig, max_positions
 from dflash_trt.engine_dir import (
     BY_PLUGIN,
@@ -192,8 +193,12 @@ def _weight_bytes(pair: Pair, choices: BuildChoices) -> int:
     """Bytes of the engine's weights, within alignment and the small constants."""
     weights = pair.weights()
     infos = (weights.info(name) for name in weights.names())
+    heads = {weights.canonical(side + LM_HEAD) for side in (TARGET, DRAFTER)}
     return sum(
-        stored_bytes(choices.precision, info.name, info.shape, info.kept_as) for info in infos
+        stored_bytes(
+            choices.precision, info.name, info.shape, info.kept_as, is_head=info.name in heads
+        )
+        for info in infos
     )
 
 

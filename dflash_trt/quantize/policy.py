@@ -57,7 +57,12 @@ def kept_format(asked: str | None, kept_as: str | None) -> str | None:
 
 
 def stored_bytes(
-    precision: str, name: str, shape: Sequence[int], kept_as: str | None = None
+    precision: str,
+    name: str,
+    shape: Sequence[int],
+    kept_as: str | None = None,
+    *,
+    is_head: bool = False,
 ) -> int:
     """Bytes of a tensor in an engine; a table that is also a head is there in both forms.
 
@@ -66,6 +71,8 @@ def stored_bytes(
     size, compute = math.prod(shape), PRECISION_TABLE[precision].compute_bytes
     if name == FC or len(shape) == 1 or name.endswith(BASE_KERNEL):
         return 4 * size  # float32 on every backend
+    if name.endswith(EMBEDDING) and not is_head:
+        return compute * size  # rows of it are looked up as they are
     if compute == 4:
         packed = _cpu_bytes(precision, name, shape)
     else:

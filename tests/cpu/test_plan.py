@@ -75,12 +75,18 @@ def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_fetched
         plan("hf:some/target", "hf:some/drafter", {"device": device, "precision": precision})
 
 
-@pytest.mark.parametrize("options", [{}, {"dflash2": {"selector_rank": 32}}])
+@pytest.mark.parametrize(
+    ("options", "is_tied"),
+    [({}, False), ({}, True), ({"dflash2": {"selector_rank": 32}}, False),
+     ({"draft_ids": range(0, 19_200, 2)}, True)],
+)  # fmt: skip
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_sizes_that_the_plan_names_are_those_of_the_engine(
-    precision: str, options: dict[str, Any], make_pair: PairMaker, make_engine: EngineMaker
-) -> None:
-    sizes = {"hidden_size": 64, "vocab_size": 192}
+    precision: str, options: dict[str, Any], is_tied: bool, make_pair: PairMaker,
+    make_engine: EngineMaker,
+) -> None:  # fmt: skip
+    # A table is larger than what pages and positions add.
+    sizes = {"hidden_size": 64, "vocab_size": 19_200, "tie_word_embeddings": is_tied}
     pair = make_pair(target=sizes, intermediate_size=96, **options)
     made = planned(pair, precision=precision, max_seq_len=96, max_slots=3)
     engine = make_engine(pair, precision=precision)
