@@ -20,6 +20,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.quantize.floats import (
     F32,
     FP4_BLOCK,
+    MIN_SCALE,
     FloatCodes,
     Fp8Weight,
     Nvfp4Weight,
@@ -42,7 +43,6 @@ _QUANTIZERS: dict[str, Callable[[F32], FloatCodes]] = {
     "nvfp4": quantize_nvfp4,
 }
 _CLASSES: dict[str, type[FloatCodes]] = {"fp8": Fp8Weight, "nvfp4": Nvfp4Weight}
-_MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute type
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Stack:
     @property
     def is_exact(self) -> bool:
         """Whether the factors are powers of two as well, as those of our own quantizers are."""
-        return all(_power_of_two(factor) == factor for factor in self.factors)
+        return all(_power_below(factor) == factor for factor in self.factors)
 
 
 def stacked(parts: Sequence[FloatCodes]) -> Stack:
     """One weight, or FP8 ones on top of each other: the codes stay."""
-    scale = max(_MIN_SCALE, _power_of_two(parts[0].scale))
+    scale = max(MIN_SCALE, _power_below(parts[0].scale))
     factors = tuple(part.scale / scale for part in parts)
     packed = dataclasses.replace(parts[0], scale=scale)
     if len(parts) > 1:
@@ -71,7 +71,7 @@ def stacked(parts: Sequence[FloatCodes]) -> Stack:
     return Stack(packed, factors)
 
 
-def _power_of_two(number: float) -> float:
+def _power_below(number: float) -> float:
     """The largest one that is not above a positive number."""
     return math.ldexp(1, math.frexp(number)[1] - 1)
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 FP8_MAX = 448.0  # largest E4M3
 FP4_MAX = 6.0  # largest E2M1
 FP4_BLOCK = 16  # values that share a scale
-_MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute type
+MIN_SCALE = 2.0**-14  # smallest normal FP16: a scale is stored in the compute type
 # Halfway points between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of E2M1.
 _FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 _FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -75,7 +75,7 @@ def fp4_values(codes: U8) -> F32:
 
 def quantize_fp8(weight: F32) -> Fp8Weight:
     """FP8 (E4M3) with one scale; no weight is clipped."""
-    scale = _power_of_two(_peak(weight) / FP8_MAX)
+    scale = _scale_above(_peak(weight) / FP8_MAX)
     codes = np.empty(weight.shape, ml_dtypes.float8_e4m3fn)
     for rows in row_pieces(*weight.shape):
         codes[rows] = (weight[rows] * np.float32(1 / scale)).astype(codes.dtype)
@@ -85,7 +85,7 @@ def quantize_fp8(weight: F32) -> Fp8Weight:
 def quantize_nvfp4(weight: F32) -> Nvfp4Weight:
     """NVFP4: each block's scale maps its largest weight to 6; `in` must be a multiple of 16."""
     num_rows, width = weight.shape
-    scale = _power_of_two(_peak(weight) / (FP4_MAX * FP8_MAX))
+    scale = _scale_above(_peak(weight) / (FP4_MAX * FP8_MAX))
     codes = np.empty((num_rows, width // 2), np.uint8)
     block_scales = np.empty((num_rows, width // FP4_BLOCK), ml_dtypes.float8_e4m3fn)
     for rows in row_pieces(*weight.shape):
@@ -114,9 +114,9 @@ def _pack(codes: U8) -> U8:
     return packed
 
 
-def _power_of_two(least: float) -> float:
-    """The smallest power of two that is at least `least`."""
-    return max(_MIN_SCALE, 2.0 ** math.ceil(math.log2(least))) if least > 0 else _MIN_SCALE
+def _scale_above(least: float) -> float:
+    """The smallest scale that is a power of two and at least `least`."""
+    return max(MIN_SCALE, 2.0 ** math.ceil(math.log2(least))) if least > 0 else MIN_SCALE
 
 
 def _peak(weight: F32) -> float:
