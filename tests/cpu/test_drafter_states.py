@@ -67,7 +67,10 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "dflash2-with-a-tap-per-row": {"dflash2": {"conv_kernel_size": 4, "conv_group_size": 16}},
     "dflash2-with-one-candidate": {"dflash2": {"selector_top_k": 1}},
-    "dflash2-with-all-candidates": {"dflash2": {"selector_top_k": 160, "selector_rank": 24}},
+    "dflash2-with-all-candidates": {
+        "dflash2": {"selector_top_k": 40, "selector_rank": 24}, "draft_ids": range(0, 160, 4),
+    },
+    "dflash2-with-the-most-candidates": {"dflash2": {"selector_top_k": 64, "selector_rank": 24}},
     "dflash2-sliding": {
         **sliding("sliding", "full"), "is_causal": False, "block": 6, "dflash2": {},
     },
