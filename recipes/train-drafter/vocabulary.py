@@ -18,7 +18,8 @@ from dflash_trt.checkpoint import load_tokenizer
 from dflash_trt.checkpoint.draft_vocab import write_ids
 from dflash_trt.text.frequency import count_ids, most_frequent
 
-SHARE = 6  # one token in so many: below 49,152 / 6 SmolLM2's acceptance falls faster than its cost
+# One token in so many: with 8,192 SmolLM2 loses 0.2% of its acceptance length, with 4,096 2%.
+SHARE = 6
 
 
 def main() -> None:
