@@ -72,8 +72,7 @@ def open_drafter(path: Path) -> Drafter:
             "use the original drafter from the Hub",
         )
     notes: list[str] = []
-    facts = _facts(path, notes)
-    quantization = read_quantization(facts)
+    facts, quantization = _facts(path, notes)
     source = _plain_names(read_quantized(SafetensorsSource(path), quantization, notes))
     refuse_foreign_tensors(source, source.names(), is_dflash2(facts))
     rows = _draft_vocab_size(facts)
@@ -98,7 +97,7 @@ def folder_config(folder: Path) -> DrafterConfig:
 
     Whether it has an embedding and a head of its own is then unknown: it is taken to have both.
     """
-    facts = _facts(folder, [])
+    facts, _ = _facts(folder, [])
     return _config(facts, [EMBEDDING, LM_HEAD], _draft_vocab_size(facts))
 
 
@@ -110,19 +109,19 @@ def read_drafter_config(path: Path) -> DrafterConfig:
     return drafter.config
 
 
-def _facts(folder: Path, notes: list[str]) -> Facts:
+def _facts(folder: Path, notes: list[str]) -> tuple[Facts, Quantization | None]:
     facts = config_facts(folder, notes)
     if is_speculators(facts):
         facts = plain_facts(facts)
     refuse_foreign_config(facts)
-    read_quantization(facts)  # refuses what is not read
+    quantization = read_quantization(facts)
     side_files = sorted(folder.glob(MASK_EMBEDDINGS))
     if side_files:
         raise UnsupportedArchitecture(
             f"{side_files[0]}: a mask embedding in a side file is not supported",
             "without it nearly no draft would be accepted; use a drafter that has none",
         )
-    return facts
+    return facts, quantization
 
 
 def _plain_names(source: TensorSource) -> TensorSource:

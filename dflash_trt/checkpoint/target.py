@@ -64,8 +64,7 @@ def open_target(path: Path) -> Target:
     if is_gguf(path):
         config, source = open_gguf(path, notes)
     else:
-        config = folder_config(path, notes)
-        quantization = read_quantization(config_facts(path, []))
+        config, quantization = _folder_facts(path, notes)
         stored = read_quantized(SafetensorsSource(path), quantization, notes)
         source = _plain_names(config, stored)
     check_tensors(config, source)
@@ -125,9 +124,13 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
 
     Raises a `CheckpointError` that names the file and the key.
     """
+    return _folder_facts(folder, notes)[0]
+
+
+def _folder_facts(folder: Path, notes: list[str]) -> tuple[TargetConfig, Quantization | None]:
     facts = config_facts(folder, notes)
     family = _family(facts)
-    read_quantization(facts)  # refuses what is not read
+    quantization = read_quantization(facts)
     sizes = read_sizes(facts)
     attention = read_attention(facts, family.qk_norm)
     if family.has_windows:
@@ -141,7 +144,7 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
             f"auto_map names code of the checkpoint's own ({brief(facts.get('auto_map'))}), which "
             f"is never run: the engine computes what transformers does for {family.name}"
         )
-    return TargetConfig(
+    config = TargetConfig(
         family=family.name,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -156,6 +159,7 @@ def folder_config(folder: Path, notes: list[str]) -> TargetConfig:
         eos_token_ids=_eos_ids(facts, sizes.vocab_size),
         bos_token_id=facts.token_id("bos_token_id", sizes.vocab_size),
     )
+    return config, quantization
 
 
 def _family(facts: Facts) -> Family:

@@ -41,7 +41,7 @@ from dflash_trt.graph import (
     where,
 )
 from dflash_trt.nets.penalties import NEVER
-from dflash_trt.nets.sampling import Scored
+from dflash_trt.nets.sampling import Scored, per_row
 
 SELECTOR = "drafter.candidate_selector"
 
@@ -122,8 +122,7 @@ class Candidates:
     def spread(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Scores [M, R, C] of slots [M] at the places of their tokens: [M, R, V]."""
         nowhere = constant(np.full((1, 1, self.vocab_size), NEVER), DType.F32)
-        empty = add(mul(reduce("max", logits, keepdims=True), 0.0), nowhere)
-        return scatter_last(empty, take(self.ids, slots, 0), logits)
+        return scatter_last(per_row(logits, nowhere), take(self.ids, slots, 0), logits)
 
 
 def select(

@@ -120,7 +120,7 @@ class DraftVocabulary:
         size = len(self.ids)
         place = np.full(self.vocab_size, size)
         place[self.ids] = np.arange(size)
-        never = add(mul(reduce("max", logits, keepdims=True), 0.0), NEVER)
+        never = per_row(logits, NEVER)
         padded = concat([logits, never], 2, size + 1)
         return take(padded, constant(place, DType.I32), 2)
 
@@ -251,7 +251,7 @@ def _filtered(relative: Tensor, weight: Tensor, sampling: Sampling) -> Tensor:
     has_top_k = less(constant(0, DType.I32), top_k)
     is_short = logical_and(has_top_k, less_equal(top_k, constant(SHORTLIST, DType.I32)))
     is_long = logical_or(has_top_k, less(top_p, constant(1.0, DType.F32)))
-    uncut = add(mul(reduce("max", relative, keepdims=True), 0.0), UNCUT)
+    uncut = per_row(relative, UNCUT)
     short = cond(_any(is_short), lambda: _shortlisted(relative, top_k, top_p), lambda: uncut)
     is_long = logical_and(is_long, unary("logical_not", is_short))
     long = cond(_any(is_long), lambda: _searched(relative, weight, top_k, top_p), lambda: uncut)
@@ -280,7 +280,7 @@ def _shortlisted(relative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _searched(relative: Tensor, weight: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Thresholds [M, R, 1] of top-k, then top-p, for any size: no sort of the vocabulary."""
     one = constant(1.0, DType.F32)
-    uncut = add(mul(reduce("max", relative, keepdims=True), 0.0), UNCUT)
+    uncut = per_row(relative, UNCUT)
     has_top_k = less(constant(0, DType.I32), top_k)
     wanted = add(cast(top_k, DType.F32), mul(uncut, 0.0))
     by_rank = cond(_any(has_top_k), lambda: threshold(relative, wanted), lambda: uncut)
@@ -289,6 +289,11 @@ def _searched(relative: Tensor, weight: Tensor, top_k: Tensor, top_p: Tensor) ->
     need = mul(reduce("sum", inside, keepdims=True), top_p)
     by_mass = where(less(top_p, one), threshold(relative, need, inside), uncut)
     return maximum(by_rank, by_mass)
+
+
+def per_row(x: Tensor, value: Tensor | float) -> Tensor:
+    """The value in every row of finite x [M, R, N]: [M, R, 1], or as a tensor [1, 1, V] has it."""
+    return add(mul(reduce("max", x, keepdims=True), 0.0), value)
 
 
 def _per_slot(x: Tensor) -> Tensor:
